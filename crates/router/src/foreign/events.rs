@@ -37,10 +37,13 @@ impl Splitter {
             return Ok(bytes.slice(..end));
         }
         self.0.extend_from_slice(&bytes);
-        let end = last_end(&self.0[known..]);
-        let end = if end == 0 { 0 } else { known + end };
-        let rest = self.0.split_off(end);
-        let whole = std::mem::replace(&mut self.0, rest);
+        let whole = match last_end(&self.0[known..]) {
+            0 => Vec::new(),
+            end => {
+                let rest = self.0.split_off(known + end);
+                std::mem::replace(&mut self.0, rest)
+            }
+        };
         match self.0.len() {
             ..=MOST_BYTES => Ok(whole.into()),
             _ => Err(TooLong),
@@ -238,6 +241,19 @@ mod tests {
             let found: Vec<_> = data(&all).collect();
             assert_eq!(found, [&b"{\"a\":1}"[..], b"{\"b\":2}", DONE]);
         }
+    }
+
+    #[test]
+    fn a_large_event_is_not_copied_for_each_of_its_parts() {
+        let mut splitter = Splitter(Vec::with_capacity(1 << 10));
+        splitter.0.push(b'd');
+        let at = splitter.0.as_ptr();
+        for _ in 0..10 {
+            assert_eq!(splitter.push(Bytes::from("part")), Ok(Bytes::new()));
+        }
+        assert_eq!(splitter.0.as_ptr(), at);
+        let whole = splitter.push(Bytes::from("\n\nda")).expect("whole");
+        assert_eq!((whole.len(), &*splitter.0), (43, &b"da"[..]));
     }
 
     #[test]
