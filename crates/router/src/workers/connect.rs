@@ -168,10 +168,14 @@ pub async fn keep_connected(
     let mut pause = FIRST_PAUSE;
     let mut logged = String::new();
     loop {
+        let began = Instant::now();
         let Err(error) = stream.connect_and_listen().await;
         stream.registry.on_unreachable(worker);
         if stream.leave() {
-            pause = FIRST_PAUSE;
+            // One that joins and is lost at once, again and again, is no faster for it.
+            if began.elapsed() >= LONGEST_PAUSE {
+                pause = FIRST_PAUSE;
+            }
             logged.clear();
             if stream.is_ending {
                 tracing::info!(%worker, address = stream.address, "the worker has ended");

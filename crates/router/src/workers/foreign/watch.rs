@@ -99,10 +99,14 @@ pub async fn keep_watched(
     let mut pause = FIRST_PAUSE;
     let mut logged = String::new();
     loop {
+        let began = Instant::now();
         let Err(error) = watch.find_and_watch().await;
         watch.registry.on_unreachable(worker);
         if watch.leave() {
-            pause = FIRST_PAUSE;
+            // One that joins and is lost at once, again and again, is no faster for it.
+            if began.elapsed() >= LONGEST_PAUSE {
+                pause = FIRST_PAUSE;
+            }
             logged.clear();
             tracing::warn!(%worker, address = authority, %error, "worker lost");
         } else if logged != error.to_string() {

@@ -173,6 +173,23 @@ async fn an_error_is_logged_again_after_a_loss() {
 }
 
 #[tokio::test]
+async fn a_worker_that_joins_and_ends_at_once_is_asked_ever_more_seldom() {
+    let mut worker = FakeWorker::start().await;
+    let _linked = link(&[worker.address.to_string()], Liveness::default());
+    let began = Instant::now();
+    for _ in 0..5 {
+        let session = worker.session().await;
+        session.send(Message::Info(info("a", Role::Mixed)));
+    }
+    let pauses = [50, 100, 200, 400].map(Duration::from_millis);
+    assert!(
+        began.elapsed() >= pauses.iter().sum::<Duration>(),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+#[tokio::test]
 async fn readiness_waits_for_every_workers_first_answer() {
     let mut prefill = FakeWorker::start().await;
     let mut decode = FakeWorker::start().await;
