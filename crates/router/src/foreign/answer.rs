@@ -188,6 +188,7 @@ impl Answering {
             tokens = self.tokens,
             "the worker was lost in the middle of its answer: it is to go on with another one"
         );
+        self.generating.account.goes_on();
         let arrival = Arrival {
             received: Instant::now(),
             trace: self.log.trace.clone(),

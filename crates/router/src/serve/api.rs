@@ -4,7 +4,7 @@
 //! each back into text. `serve/` turns a [`Generation`] into legs on workers.
 
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -13,6 +13,7 @@ use tasuki_reqlog::Outcome;
 use tokio::sync::mpsc;
 
 use super::events::EventReceiver;
+use super::meter::Ending;
 use crate::attached::Attached;
 use crate::traces::Trace;
 
@@ -55,18 +56,52 @@ pub struct Generating {
 
 /// What the access log needs to know of a generation that has not ended: its workers, and why
 /// they were chosen. Its task writes it at each dispatch.
-#[derive(Debug, Default)]
-pub struct Account(Mutex<Timings>);
+#[derive(Default)]
+pub struct Account {
+    timings: Mutex<Timings>,
+    last: Mutex<Last>,
+}
+
+/// How a generation ended whose answer may go on as another one.
+#[derive(Default)]
+struct Last {
+    goes_on: bool,
+    /// Counted with the account's end.
+    ending: Option<Ending>,
+}
 
 impl Account {
     pub fn write(&self, timings: &Timings) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = timings.clone();
+        *lock(&self.timings) = timings.clone();
     }
 
     pub fn read(&self) -> Timings {
-        let timings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        timings.clone()
+        lock(&self.timings).clone()
     }
+
+    /// The generation has failed. That counts unless its answer goes on.
+    pub fn keep(&self, ending: Ending) {
+        let mut last = lock(&self.last);
+        if last.goes_on {
+            ending.forget();
+        } else {
+            last.ending = Some(ending);
+        }
+    }
+
+    /// Another generation goes on with its answer, and counts for both.
+    pub fn goes_on(&self) {
+        let mut last = lock(&self.last);
+        last.goes_on = true;
+        if let Some(ending) = last.ending.take() {
+            ending.forget();
+        }
+    }
+}
+
+/// A panic elsewhere leaves it usable.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Generating {

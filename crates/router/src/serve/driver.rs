@@ -90,6 +90,7 @@ pub async fn drive(
             &generation.request_id,
             prompt_tokens,
             received,
+            (generation.opaque.is_some()).then(|| Arc::clone(&client.account)),
         ),
         machine: Machine::new(generation, chunks, shared.machine),
         checked: None,

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tasuki_core::FailureKind;
 use tasuki_reqlog::Outcome;
 
-use super::api::{Event, outcome_of};
+use super::api::{Account, Event, outcome_of};
 use crate::dashboard::{Phases, Request};
 use crate::metrics::Metrics;
 
@@ -18,12 +19,54 @@ pub struct Meter {
     seen_first: bool,
     seen_second: bool,
     outcome: Outcome,
+    failure: Option<FailureKind>,
+    /// Where a failure does not count at once: another generation may go on with the answer.
+    account: Option<Arc<Account>>,
     /// For the dashboard.
     request: Request,
 }
 
+/// The end of a generation. Dropped: it is counted.
+pub struct Ending {
+    metrics: Arc<Metrics>,
+    outcome: Outcome,
+    failure: Option<FailureKind>,
+    /// Of the longest choice.
+    tokens: u64,
+    request: Request,
+    counts: bool,
+}
+
+impl Ending {
+    /// It is not counted.
+    pub fn forget(mut self) {
+        self.counts = false;
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if !self.counts {
+            return;
+        }
+        if let Some(kind) = self.failure {
+            self.metrics.failed(kind);
+        }
+        self.metrics.ended(self.outcome);
+        let request = std::mem::take(&mut self.request);
+        let recorder = &self.metrics.recorder;
+        recorder.ended(self.outcome, self.tokens, request);
+    }
+}
+
 impl Meter {
-    pub fn new(metrics: Arc<Metrics>, id: &str, prompt_tokens: usize, received: Instant) -> Self {
+    pub fn new(
+        metrics: Arc<Metrics>,
+        id: &str,
+        prompt_tokens: usize,
+        received: Instant,
+        account: Option<Arc<Account>>,
+    ) -> Self {
         metrics.in_flight.inc();
         metrics.prompt_tokens.inc_by(prompt_tokens as u64);
         Self {
@@ -33,6 +76,8 @@ impl Meter {
             seen_first: false,
             seen_second: false,
             outcome: Outcome::Cancelled,
+            failure: None,
+            account,
             request: Request {
                 id: id.to_owned(),
                 prompt_tokens,
@@ -54,7 +99,7 @@ impl Meter {
                 self.request.total_s = timings.total.as_secs_f64();
             }
             Event::Failed(error) => {
-                self.metrics.failed(error.kind());
+                self.failure = Some(error.kind());
                 self.outcome = outcome_of(error);
             }
         }
@@ -103,15 +148,24 @@ impl Meter {
 impl Drop for Meter {
     fn drop(&mut self) {
         self.metrics.in_flight.dec();
-        self.metrics.ended(self.outcome);
         let tokens = || self.choices.iter().map(|(tokens, _)| *tokens);
         let mut request = std::mem::take(&mut self.request);
         request.output_tokens = tokens().sum();
         if request.phases.is_none() {
             request.total_s = self.received.elapsed().as_secs_f64();
         }
-        let longest = tokens().max().unwrap_or_default();
-        let recorder = &self.metrics.recorder;
-        recorder.ended(self.outcome, longest, request);
+        let ending = Ending {
+            metrics: Arc::clone(&self.metrics),
+            outcome: self.outcome,
+            failure: self.failure,
+            tokens: tokens().max().unwrap_or_default(),
+            request,
+            counts: true,
+        };
+        if self.outcome == Outcome::Failed
+            && let Some(account) = self.account.take()
+        {
+            account.keep(ending);
+        }
     }
 }

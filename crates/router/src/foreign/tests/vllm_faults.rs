@@ -107,6 +107,8 @@ async fn a_decode_worker_that_dies_in_an_answer_is_one_error_event() {
     let text = all.split("event: error").next().unwrap();
     assert_eq!(said(text).0, words(2));
     assert_eq!(router.metric("tasuki_resumed_answers_total"), 0.0);
+    let failed = r#"tasuki_requests_total{outcome="failed"}"#;
+    until("the count", || router.metric(failed) == 1.0).await;
     fabric.check();
 }
 

@@ -174,8 +174,14 @@ async fn an_answer_waits_for_a_worker_that_can_go_on_with_it() {
         assert_eq!(all.matches("event: error").count(), usize::from(!comes));
         let resumed = router.metric("tasuki_resumed_answers_total");
         assert_eq!(resumed, f64::from(comes));
-        // The first worker's part, and one try to go on.
-        assert_eq!(router.metric("tasuki_requests_total{"), 2.0);
+        // The answer as a whole.
+        let outcome = if comes { "done" } else { "unavailable" };
+        let series = format!("tasuki_requests_total{{outcome=\"{outcome}\"}}");
+        let counted = || router.metric("tasuki_requests_total{");
+        until("the count", || counted() == 1.0).await;
+        assert_eq!(router.metric(&series), 1.0);
+        let failures = router.metric("tasuki_failures_total{kind=\"device\"}");
+        assert_eq!(failures, 0.0);
         fabric.check();
     }
 }
