@@ -71,6 +71,7 @@ pub async fn drive(
     let prompt_tokens = generation.prompt.len();
     let registry = Arc::clone(&shared.registry);
     let model = generation.model;
+    let resumes = generation.opaque.as_ref().is_some_and(|o| o.resumes);
     let schemes = registry.chunk_schemes(model);
     let name_chunks = match generation.opaque {
         Some(_) => Chunks::of_text,
@@ -103,36 +104,43 @@ pub async fn drive(
         aborted: VecDeque::new(),
         shared,
     };
-    let queue = trace.map(|trace| trace.begin(PhaseName::Queue, Instant::now()));
-    let entrant = Entrant {
-        view: task.machine.request(),
-        tenant,
-        priority,
-        arrived: registry.since_start(received),
-    };
-    let admitted = tokio::select! {
-        biased;
-        () = client.events.closed() => return,
-        Ok(_) = cancel.wait_for(|&cancel| cancel) => return task.on_input(Input::Cancel),
-        admitted = registry.admit(entrant) => admitted,
-    };
-    let (turn, forecast) = match admitted {
-        Ok(admitted) => admitted,
-        Err(refusal) => return task.refuse(&refusal),
-    };
-    if let Some(queue) = queue {
-        queue.end();
+    // An answer that goes on was let in before.
+    let mut turn = None;
+    let mut waited = false;
+    if !resumes {
+        let queue = trace.map(|trace| trace.begin(PhaseName::Queue, Instant::now()));
+        let entrant = Entrant {
+            view: task.machine.request(),
+            tenant,
+            priority,
+            arrived: registry.since_start(received),
+        };
+        let admitted = tokio::select! {
+            biased;
+            () = client.events.closed() => return,
+            Ok(_) = cancel.wait_for(|&cancel| cancel) => return task.on_input(Input::Cancel),
+            admitted = registry.admit(entrant) => admitted,
+        };
+        let (admitted, forecast) = match admitted {
+            Ok(admitted) => admitted,
+            Err(refusal) => return task.refuse(&refusal),
+        };
+        if let Some(queue) = queue {
+            queue.end();
+        }
+        let now = Instant::now();
+        task.shared
+            .metrics
+            .admission_wait
+            .observe((now - received).as_secs_f64());
+        task.checked = Some(Checked::new(&registry, model, forecast, now));
+        waited = forecast.waited;
+        turn = Some(admitted);
     }
-    let now = Instant::now();
-    task.shared
-        .metrics
-        .admission_wait
-        .observe((now - received).as_secs_f64());
     if let Some(recording) = &mut task.recording {
-        recording.admitted(now);
+        recording.admitted(Instant::now());
     }
-    task.checked = Some(Checked::new(&registry, model, forecast, now));
-    task.start(forecast.waited);
+    task.start(waited);
     drop(turn);
     let mut others = Others::new(client, cancel, changes, inbox);
     poll_fn(|context| task.poll(&mut others, context)).await;

@@ -185,3 +185,39 @@ async fn an_answer_waits_for_a_worker_that_can_go_on_with_it() {
         fabric.check();
     }
 }
+
+#[tokio::test]
+async fn an_answer_that_goes_on_is_not_turned_away() {
+    // A worker that is not idle takes no new request, and none may wait.
+    let (router, mut workers, fabric) = tuned(&["", ""], |tuning, _| {
+        tuning.admission.tpot = Some(Duration::from_nanos(1));
+        tuning.admission.max_sequences = 0;
+    })
+    .await;
+    workers
+        .iter()
+        .for_each(|worker| worker.set(|manner| manner.pause_after = Some(2)));
+    let (begun, rest) = read_until(router.send(COMPLETIONS, GREEDY).await, "t1").await;
+    let at = busy(&workers).await;
+    let running = async |requests| {
+        until("the load", || {
+            router.metric("tasuki_worker_running{") == requests
+        })
+        .await;
+    };
+    running(1.0).await;
+    let (_, other) = read_until(router.send(COMPLETIONS, GREEDY).await, "t1").await;
+    assert_eq!(workers[1 - at].open(), 1);
+    running(2.0).await;
+    let refused = router.post(COMPLETIONS, GREEDY).await;
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    workers[at].kill();
+    let rest = tokio::spawn(rest.collect::<Vec<Bytes>>());
+    router.until_up(1).await;
+    workers[1 - at].set(|manner| manner.pause_after = None);
+    let rest = soon("the rest", rest).await.unwrap();
+    let all = begun + std::str::from_utf8(&rest.concat()).unwrap();
+    assert_eq!(said(&all).0, words(4), "{all}");
+    drop(other);
+    fabric.check();
+}
