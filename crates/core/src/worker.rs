@@ -95,24 +95,28 @@ pub struct WorkerView {
 impl WorkerView {
     /// Prompt tokens to be computed before a new arrival's, as far as is known.
     pub fn prefill_backlog_tokens(&self) -> u64 {
-        self.load.waiting_prefill_tokens + self.outstanding.prefill_tokens
+        let reported = self.load.waiting_prefill_tokens;
+        reported.saturating_add(self.outstanding.prefill_tokens)
     }
 
     /// Sequences that decode there, now or soon.
     pub fn sequences(&self) -> u32 {
-        self.load.running_sequences + self.load.waiting_sequences + self.outstanding.sequences
+        let reported = (self.load.running_sequences).saturating_add(self.load.waiting_sequences);
+        reported.saturating_add(self.outstanding.sequences)
     }
 
     /// Of [`WorkerView::sequences`]: those that a prompt stalls that is computed there next. They
     /// decode there, or their prompts come before it; those that await KV from elsewhere do neither.
     pub fn stalled_sequences(&self) -> u32 {
-        let awaited = self.load.awaited_sequences + self.outstanding.awaited_sequences;
+        let awaited = self.load.awaited_sequences;
+        let awaited = awaited.saturating_add(self.outstanding.awaited_sequences);
         self.sequences().saturating_sub(awaited)
     }
 
     /// Requests there, as far as is known.
     pub fn requests(&self) -> u32 {
-        self.load.waiting_requests + self.load.running_requests + self.outstanding.requests
+        let reported = (self.load.waiting_requests).saturating_add(self.load.running_requests);
+        reported.saturating_add(self.outstanding.requests)
     }
 
     /// Tokens of KV that [`WorkerView::sequences`] attend to, as far as is known.
@@ -124,7 +128,8 @@ impl WorkerView {
 
     /// Blocks that a new arrival may count on.
     pub fn spare_blocks(&self) -> u64 {
-        let taken = self.outstanding.promised_blocks + self.awaited_blocks();
+        let promised = self.outstanding.promised_blocks;
+        let taken = promised.saturating_add(self.awaited_blocks());
         u64::from(self.load.free_blocks).saturating_sub(taken)
     }
 
@@ -144,8 +149,7 @@ impl WorkerView {
 
     /// Whether it has nothing to do, as far as is known.
     pub fn is_idle(&self) -> bool {
-        let load = &self.load;
-        load.waiting_requests + load.running_requests + self.outstanding.requests == 0
+        self.requests() == 0
     }
 
     /// Blocks that hold so many tokens.

@@ -53,3 +53,47 @@ fn a_worker_that_tells_no_limit_takes_any_number() {
     let mut fleet = telling(&[None]);
     assert!(fleet.place(&of_choices(1_000)).is_ok());
 }
+
+#[test]
+fn a_load_beyond_all_measure_is_that_of_a_busy_worker() {
+    let mut fleet = fleet(2);
+    let keys = [0, 1].map(|id| {
+        let key = fleet.join(WorkerId(id), info(&format!("engine-{id}")), NOW);
+        key.expect("joined")
+    });
+    let sample = StepSample {
+        number: 1,
+        duration_s: f64::MAX,
+        sequences: u32::MAX,
+        kv_tokens: u64::MAX,
+        prefill_tokens: u32::MAX,
+        prefill_squares: f64::MAX,
+    };
+    let most = LoadReport {
+        applied_legs: Some(0),
+        waiting_requests: u32::MAX,
+        running_requests: u32::MAX,
+        waiting_prefill_tokens: u64::MAX,
+        free_blocks: u32::MAX,
+        running_sequences: u32::MAX,
+        waiting_sequences: u32::MAX,
+        awaited_sequences: u32::MAX,
+        running_kv_tokens: u64::MAX,
+        waiting_kv_tokens: Some(u64::MAX),
+        is_draining: false,
+        last_decode: Some(sample),
+        last_prefill: Some(sample),
+    };
+    for &key in &keys {
+        fleet.on_dispatched(key, &spec(LegKind::Colocated, 10));
+    }
+    fleet.on_report(keys[0], Some(&most), NOW);
+    fleet.on_report(keys[1], Some(&idle()), NOW);
+    for _ in 0..3 {
+        let placed = fleet.place(&RequestView::new(10, 5)).expect("a placement");
+        assert_eq!(placed.prefill.key, keys[1]);
+        assert!(fleet.forecast(&RequestView::new(10, 5)).is_ok());
+        fleet.on_dispatched(keys[1], &spec(LegKind::Colocated, 10));
+    }
+    assert!(view(&fleet, 0).requests() > 0 && !view(&fleet, 0).is_idle());
+}
