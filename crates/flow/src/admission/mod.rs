@@ -226,7 +226,7 @@ impl Line {
                     self.nowhere_since = None;
                     self.prompts.with_prompts(forecast, now)
                 }
-                Err(_) if self.is_hopeless(config, now) => {
+                Err(reason) if !reason.may_pass() || self.is_hopeless(config, now) => {
                     self.queue.pop();
                     self.doorway = Some(id);
                     verdicts.push((id, Verdict::Admitted(Forecast::default())));

@@ -67,3 +67,39 @@ fn no_request_waits_for_a_worker_while_one_that_costs_hardly_more_has_time() {
     };
     assert_eq!(leg.worker.worker, WorkerId(1));
 }
+
+#[test]
+fn a_request_that_no_worker_will_ever_take_holds_nobody_up() {
+    let mut fleet = FleetState::new(vec![Vec::new()], PolicyConfig::default());
+    for (name, max_model_len) in [("small", 1_000), ("large", 100_000)] {
+        let id = fleet.add();
+        let mut info = info(name);
+        info.max_model_len = max_model_len;
+        info.num_blocks = 100_000;
+        let key = fleet.join(id, info, Duration::ZERO).expect("it joins");
+        let load = LoadReport {
+            running_requests: 1,
+            waiting_prefill_tokens: 1_000_000,
+            free_blocks: 90_000,
+            ..LoadReport::default()
+        };
+        fleet.on_report(key, Some(&load), Duration::ZERO);
+    }
+    let mut admission = Admission::new(AdmissionConfig::default());
+    let ids = [5_000, 100].map(|prompt_tokens| {
+        let entrant = Entrant {
+            view: RequestView::new(prompt_tokens, 10),
+            tenant: "a".into(),
+            priority: 0,
+            arrived: Duration::ZERO,
+        };
+        admission.enter(entrant, &fleet)
+    });
+    assert_eq!(admission.settle(Duration::ZERO, &fleet), []);
+    fleet.remove(WorkerId(1));
+    let verdicts = admission.settle(Duration::ZERO, &fleet);
+    assert!(
+        matches!(verdicts[..], [(id, Verdict::Admitted(_))] if id == ids[0]),
+        "{verdicts:?}"
+    );
+}
