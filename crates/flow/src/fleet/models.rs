@@ -92,7 +92,7 @@ impl Models {
         Ok(ModelId::default())
     }
 
-    /// The model of any of the worker's names, which has all of them, and its adapters, from now on.
+    /// The model of any of the worker's names. It has all of them and its adapters from now on.
     fn of_opaque(&mut self, info: &WorkerInfo) -> Result<ModelId, JoinError> {
         let theirs = || std::iter::once(&info.model).chain(&info.further_names);
         let known: Vec<_> = theirs().filter_map(|name| self.position(name)).collect();
