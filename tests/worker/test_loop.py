@@ -253,6 +253,33 @@ def test_every_router_soon_knows_which_submits_the_load_counts() -> None:
     asyncio.run(case())
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_only_a_worker_whose_step_is_late_is_silent(hangs: bool) -> None:
+    """The watchdog counts the time for which an idle engine thread slept, too."""
+
+    class Late(Watchdog):
+        late = True
+
+    async def case() -> bool:
+        session = Session(asyncio.get_running_loop())
+        inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        any_engine: Any = Engine()
+        any_engine.in_flight = hangs
+        handoffs: Any = Handoffs()
+        failures: list[BaseException] = []
+        watchdog, info = Late(lambda: 2.0, failures.append), pb.WorkerInfo()
+        loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog, no_grammars())
+        inbox.put(Opened(session))
+        loop.start()
+        await asyncio.sleep(3 * LOAD_AGE_S)
+        inbox.put(Stop())
+        await asyncio.to_thread(loop.join, 10)
+        assert not failures
+        return any(message.HasField("step") for message in messages(session))
+
+    assert asyncio.run(case()) is not hangs
+
+
 def test_every_router_soon_knows_what_the_prefix_cache_holds() -> None:
     def store(engine: Engine, *numbers: int) -> None:
         for number in numbers:

@@ -247,8 +247,8 @@ class EngineLoop(threading.Thread):
         if heartbeat:
             self._heartbeat_s = self._reported_s + HEARTBEAT_S
         self._report_s = self._heartbeat_s
-        if self._watchdog.late:  # routers are to notice that a device hangs
-            return
+        if self._engine.in_flight and self._watchdog.late:
+            return  # routers are to notice that a device hangs; one that was idle does not
         if heartbeat:
             self._sessions.load_changed()
             if self._state_log is not None:
