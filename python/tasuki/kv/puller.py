@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 _POLL_SHARE = 0.125
 _POLL_MIN_S = 50e-6
 _POLL_MAX_S = 2e-3
-_PROGRESS_S = 1.0  # at least, between two reports of an order's progress
+# At least, between two reports of an order's progress: a quarter of the least --pull-timeout-s.
+_PROGRESS_S = 0.025
 
 
 @dataclass(frozen=True, slots=True)
