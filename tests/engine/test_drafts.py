@@ -11,10 +11,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 from engine_fakes import VOCAB, Rig, expected, make_rig, spec
 from engine_relay import Relay
 from support import searches
 
+from tasuki.attention.batch import Batch
 from tasuki.engine import drafts
 from tasuki.engine.api import FinishReason, LegEndReason, RequestSpec
 from tasuki.engine.cache_groups import CacheGroup
@@ -145,6 +147,26 @@ def test_answers_are_those_without_drafts(oracle: Oracle) -> None:
     assert not any(output.request_id == "penalties" for output in several)
     assert counters.output_tokens == sum(len(output.tokens) for output in outputs)
     assert rig.engine.referenced_blocks == 0
+
+
+def test_a_step_with_drafts_hangs_no_later_than_another(oracle: Oracle) -> None:
+    rig = make_rig(num_blocks=100, draft_tokens=5, max_batched_tokens=64)
+    limits: list[float] = []
+    forward = rig.model.forward
+
+    def watched(batch: Batch, attention: object) -> torch.Tensor:
+        limits.append(rig.engine.step_limit_s)
+        return forward(batch, attention)
+
+    request = spec("a", range(4), max_tokens=25)
+    oracle.knows(request)
+    rig.engine.submit(request)
+    rig.step()
+    rig.engine._rates.decode_step_s = 0.01  # as measured by a step without drafts
+    rig.model.forward = watched  # type: ignore[method-assign]
+    rig.drain()
+    assert rig.engine.counters().draft_tokens > 0
+    assert set(limits) == {rig.engine.config.step_timeout_s}
 
 
 def test_log_probabilities_are_those_without_drafts(oracle: Oracle) -> None:

@@ -350,9 +350,9 @@ class Engine:
         return flight
 
     def _limit_s(self, plan: StepPlan, compiled: bool) -> float:
-        return self._rates.limit_s(
-            plan.prefill_tokens, plan.num_decodes, self.config.step_timeout_s, compiled
-        )
+        decodes = len(plan.rows) if plan.draft_tokens else plan.num_decodes
+        timeout_s = self.config.step_timeout_s
+        return self._rates.limit_s(plan.prefill_tokens, decodes, timeout_s, compiled)
 
     def _collect(self, flight: Flight) -> None:
         """Wait for a step and book it."""
