@@ -166,7 +166,7 @@ impl<'a> Run<'a> {
         wait_ready(&probe, &self.target, ready).await?;
         let model = match &server.model {
             Some(model) => model.clone(),
-            None => served_model(&probe, &self.target).await?,
+            None => served_model(&probe, &self.target, ready).await?,
         };
         let client = Arc::new(self.client(model.clone())?);
         if let Some(mut warmup) = self.warmup()? {

@@ -15,9 +15,10 @@ use tasuki_bench::client::{
 use tasuki_bench::fake::{Asked, FakeServer, Play, Reply, Step, Wording};
 use tasuki_bench::live::Counters;
 use tasuki_bench::plan::Api;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 const ONE_A_SECOND: Process = Process::Constant { rate: 1.0 };
 
@@ -156,6 +157,38 @@ async fn nobody_listening_is_a_refused_connection() {
     );
 }
 
+/// A server that sends this to whoever connects, and nothing more.
+async fn says(answer: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(answer).await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_say_what_it_serves_keeps_nobody_waiting() {
+    for (answer, wanted) in [
+        (&b""[..], "(not answered after 0.2 s); name the model"),
+        (
+            b"HTTP/1.1 401 x\r\ncontent-length: 2\r\n\r\nno",
+            "(HTTP 401: no); give its key with --api-key",
+        ),
+    ] {
+        let (client, target) = network_client(&says(answer).await);
+        let limit = Duration::from_millis(200);
+        let asked = timeout(
+            Duration::from_secs(20),
+            served_model(&client, &target, limit),
+        );
+        let error = asked.await.expect("it waits on").unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn over_the_network_a_connection_is_kept_and_replaced_when_the_server_closed_it() {
     let play = Play::new(|asked| steady(asked, 0, 0));
@@ -163,10 +196,9 @@ async fn over_the_network_a_connection_is_kept_and_replaced_when_the_server_clos
         .await
         .unwrap();
     let (client, target) = network_client(&format!("http://{}/v1", server.address));
-    wait_ready(&client, &target, Duration::from_secs(30))
-        .await
-        .unwrap();
-    assert_eq!(served_model(&client, &target).await.unwrap(), "fake");
+    let limit = Duration::from_secs(30);
+    wait_ready(&client, &target, limit).await.unwrap();
+    assert_eq!(served_model(&client, &target, limit).await.unwrap(), "fake");
     let (_sender, stop) = watch::channel(false);
     for index in 0..3 {
         let answer = client

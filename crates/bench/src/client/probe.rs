@@ -24,8 +24,12 @@ pub enum ProbeError {
         waited_s: f64,
         reason: String,
     },
-    #[error("{address} does not say what it serves ({reason}); name the model with --model")]
-    NoModel { address: String, reason: String },
+    #[error("{address} does not say what it serves ({reason}); {remedy}")]
+    NoModel {
+        address: String,
+        reason: String,
+        remedy: &'static str,
+    },
 }
 
 #[derive(Deserialize)]
@@ -70,12 +74,23 @@ pub async fn wait_ready(
 /// The name of the first model that the server lists.
 ///
 /// # Errors
-/// `NoModel` if it lists none.
-pub async fn served_model(client: &Client, target: &Target) -> Result<String, ProbeError> {
-    let answer = client.get("/v1/models").await;
+/// `NoModel` if it lists none within `limit`.
+pub async fn served_model(
+    client: &Client,
+    target: &Target,
+    limit: Duration,
+) -> Result<String, ProbeError> {
+    let answer = timeout(limit, client.get("/v1/models")).await;
+    let limit_s = limit.as_secs_f64();
+    let answer = answer.unwrap_or(Err(Failure::Timeout { limit_s }));
+    let remedy = match &answer {
+        Ok((401 | 403, _)) => "give its key with --api-key",
+        _ => "name the model with --model",
+    };
     listed(answer).map_err(|reason| ProbeError::NoModel {
         address: target.address(),
         reason,
+        remedy,
     })
 }
 
