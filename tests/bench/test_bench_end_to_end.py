@@ -101,7 +101,7 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_measured(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     text = SWEEP.format(model=tiny_model).replace(
-        "lengths: 9000:2", "input-tokens: 24, output-tokens: 5, request-rate: 0.01"
+        "lengths: 9000:2", "lengths: 24:5, request-rate: 0.01, num-requests: 20"
     )
     (tmp_path / "s.yaml").write_text(text)
     process = subprocess.Popen(

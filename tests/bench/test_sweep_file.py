@@ -175,6 +175,10 @@ def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
             "attainment is 2.0: use a value from",
         ),
         ("workers: 2\nloads: [{name: a}]\ntimeout_s: 0", "timeout_s is 0: .*greater than 0"),
+        (
+            "workers: 2\nloads: [{name: a, arguments: {num-requests: 9000, request-rate: 2}}]",
+            "load a takes about 4505 s, but timeout_s is 3600: raise it, or make the load shorter",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_by_name_value_and_remedy(

@@ -31,6 +31,7 @@ from pydantic import (
 )
 
 from tasuki.bench.errors import BenchError
+from tasuki.bench.estimate import load_s
 from tasuki.bench.goodput import SearchSettings
 from tasuki.bench.kinds import each_way
 from tasuki.bench.plan import GOODPUT, HOW_MUCH, Goal, Load, Plan, load_seed, spread
@@ -179,6 +180,12 @@ def make_plan(sweep: SweepFile, slo: str | None = None) -> Plan:
         raise BenchError("there is nothing to run: give loads, or goodput with an slo")
     _unique("topology", [target.name for target in targets])
     _unique("load", [load.name for load in loads])
+    for load in loads:
+        if (seconds := load_s(load)) is not None and seconds > sweep.timeout_s:
+            raise BenchError(
+                f"load {load.name} takes about {seconds:.0f} s, but timeout_s is"
+                f" {sweep.timeout_s:g}: raise it, or make the load shorter"
+            )
     if any(load.name == GOODPUT for load in loads):
         raise BenchError(f"a load is called {GOODPUT!r}, which is the search's: rename it")
     return Plan(
