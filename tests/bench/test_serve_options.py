@@ -66,6 +66,19 @@ def test_a_sweep_takes_flags_from_the_command_line_and_from_a_file(tmp_path: Pat
         read_sweep(None, {"topologies": [own], "loads": loads})
 
 
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"serve": ["prefill=2"]}, "--serve has prefill: say it by --topology"),
+        ({"serve": ["port=8000"]}, "--serve has port: a free one is taken"),
+        ({"serve": ["dtype=float32"], "url": "http://a:1"}, "--serve belongs to a server that is"),
+    ],
+)
+def test_options_that_a_batch_would_ignore_are_refused(said: dict[str, Any], says: str) -> None:
+    with pytest.raises(BenchError, match=says):
+        batch(**said)
+
+
 def test_a_batch_starts_its_server_with_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.bench import batch_command, steps_run
-from tasuki.bench.errors import RunFailedError
+from tasuki.bench.errors import BenchError, RunFailedError
 from tasuki.bench.steps import StepGrid
 from tasuki.models.cache import cache_root
 
@@ -30,6 +30,13 @@ def test_what_is_compiled_is_kept_where_workers_look_for_it(
         grid = StepGrid(decode_batch=())  # else a worker is started first
         steps_run.run_steps(str(tiny_model), {"device": "cpu"}, grid, lambda _: None)
     assert found[0].startswith(str(cache_root()))
+
+
+def test_an_option_that_no_worker_has_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(BenchError, match="option max-model-length is none of a worker's"):
+        steps_run.worker_config(str(tiny_model), {"max-model-length": "64"}, StepGrid())
+    config = steps_run.worker_config(str(tiny_model), {"max-model-len": "64"}, StepGrid())
+    assert config.max_model_len == 64
 
 
 @pytest.mark.parametrize(

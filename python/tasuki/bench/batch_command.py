@@ -128,6 +128,7 @@ def batch(
             write_result(path, content)
             say(f"written to {path}")
             return
+        _check_serve(options, url)
         if said:
             raise BenchError(f"--{next(iter(said)).replace('_', '-')} belongs to --steps")
         points = batch_points(
@@ -142,6 +143,21 @@ def batch(
     except KeyboardInterrupt:
         say("interrupted; nothing was written")
         raise typer.Exit(_INTERRUPTED) from None
+
+
+def _check_serve(options: dict[str, Any], url: str | None) -> None:
+    """Refuses what would be ignored, or give another topology than the result says.
+
+    Raises:
+        BenchError: Naming the option and the remedy.
+    """
+    if options and url is not None:
+        raise BenchError("--serve belongs to a server that is started: leave out --url, or --serve")
+    for name in options:
+        if name in ("prefill", "decode", "mixed"):
+            raise BenchError(f"--serve has {name}: say it by --topology, such as 1p1d")
+        if name == "port":
+            raise BenchError("--serve has port: a free one is taken, so leave it out")
 
 
 def sizes(text: str, name: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import fields
 from statistics import median
 from typing import Any
 
@@ -147,6 +148,11 @@ def worker_config(model: str, options: Mapping[str, Any], grid: StepGrid) -> Wor
         ConfigError: A value is out of its range.
     """
     said = {name.replace("-", "_"): value for name, value in options.items()}
+    for name in said.keys() - {field.name for field in fields(WorkerConfig)}:
+        dashed = name.replace("_", "-")
+        raise BenchError(
+            f"option {dashed} is none of a worker's: `tasuki worker --help` lists them"
+        )
     if isinstance(said.get("kv_memory"), str):
         said["kv_memory"] = parse_bytes(said["kv_memory"])
     fitting = {
