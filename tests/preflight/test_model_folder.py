@@ -50,15 +50,19 @@ def test_a_shard_that_ends_early(folder: Path) -> None:
     assert (check.status, check.expected[:3]) == ("fail", f"{len(whole)}")
 
 
+def header(text: str) -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
+DEEP = "[" * 100_000
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"\xff" * 64,
-        b"\x05\0\0\0\0\0\0\0nojson",
-        b"\x02\0\0\0\0\0\0\0[]",
-        b'\x08\0\0\0\0\0\0\0{"a": 1}',
-        b'\x09\0\0\0\0\0\0\0{"a": {}}',
+        *(b"", b"\xff" * 64, header("nojson"), header("[]"), header('{"a": 5}'), header(DEEP)),
+        *(header('{"a": {}}'), header('{"a": {"data_offsets": ["x", "y"]}}')),
+        header('{"a": {"data_offsets": [0]}}'),
     ],
 )
 def test_a_shard_that_is_none(folder: Path, content: bytes) -> None:
@@ -74,14 +78,22 @@ def test_json_that_is_none(folder: Path, file: str) -> None:
     assert check.status == "fail" and file in check.found
 
 
-def test_an_index_of_numbers(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 5}}')
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
+def test_json_that_nests_deeply(folder: Path, file: str) -> None:
+    (folder / file).write_text(DEEP)
+    [check] = _bad(folder)
+    assert check.status == "fail" and file in check.found
+
+
+@pytest.mark.parametrize("name", ["5", "null"])
+def test_an_index_without_names_of_files(folder: Path, name: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": {name}}}}}')
     [check] = _bad(folder)
     assert check.status == "fail" and "model.safetensors.index.json" in check.found
 
 
-def test_hashes_that_are_no_text_are_none(folder: Path) -> None:
-    (folder / "SHA256SUMS").write_bytes(b"\xff\xfe")
+def test_sums_that_are_no_text(folder: Path) -> None:
+    (folder / "SHA256SUMS").write_bytes(b"\xff\xfe\n")
     assert _bad(folder, hashes=True) == []
 
 

@@ -15,8 +15,9 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TOKENIZER = "tokenizer.json"
 _LONGEST_HEADER = 100_000_000  # bytes. Source: the format's own limit
 _AGAIN = "fetch the model again (`tasuki model fetch`)"
+# What reading JSON raises that is none, nests too deeply, or has another form.
+_DAMAGED = (ValueError, LookupError, AttributeError, TypeError, RecursionError)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_DAMAGED = (OSError, ValueError, LookupError, AttributeError, TypeError, struct.error)
 
 
 def model_checks(
@@ -48,7 +49,7 @@ def _json(folder: Path, file: str) -> Check:
     name = "model " + file.removesuffix(".json")
     try:
         json.loads((folder / file).read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, *_DAMAGED) as error:
         return fail(name, f"{file}: {error}", "JSON that can be read", _AGAIN)
     return ok(name, file)
 
@@ -56,9 +57,9 @@ def _json(folder: Path, file: str) -> Check:
 def _shards(folder: Path) -> Check:
     name = "model weights"
     try:
-        files = shard_files(folder)
+        files = _shard_files(folder)
         missing = [file for file in files if not (folder / file).is_file()]
-    except _DAMAGED as error:
+    except (OSError, *_DAMAGED) as error:
         return fail(name, f"{_INDEX}: {error!r}", "an index of shards", _AGAIN)
     if not files:
         remedy = "convert the weights to safetensors (transformers: save_pretrained)"
@@ -70,7 +71,7 @@ def _shards(folder: Path) -> Check:
     for file in files:
         try:
             size, told = (folder / file).stat().st_size, _told_size(folder / file)
-        except _DAMAGED as error:
+        except (OSError, struct.error, *_DAMAGED) as error:
             return fail(name, f"{file}: {error!r}", "a file of safetensors", _AGAIN)
         if size != told:
             return fail(name, f"{file} has {size:,} bytes", f"{told:,}, as its header says", _AGAIN)
@@ -78,12 +79,8 @@ def _shards(folder: Path) -> Check:
     return ok(name, f"{len(files)} files, {total / 1e9:.2f} GB", total_bytes=total)
 
 
-def shard_files(folder: Path) -> list[str]:
-    """The files of the weights, there or not; none where there is no index and no single file.
-
-    Raises:
-        ValueError, KeyError, AttributeError, TypeError, OSError: The index is damaged.
-    """
+def _shard_files(folder: Path) -> list[str]:
+    """The files of the weights, there or not; none where there is no index and no single file."""
     if (folder / _INDEX).is_file():
         return sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
     return [_SINGLE] if (folder / _SINGLE).is_file() else []
