@@ -124,3 +124,11 @@ def test_only_servers_of_one_model_are_paired(monkeypatch: pytest.MonkeyPatch) -
     look._split("run")
     pairs = [pair.name for pair in look.fleet.pairs]
     assert pairs == ["prefill of m → decode of m", "prefill of n → decode of n"]
+
+
+def test_why_a_lone_worker_was_not_probed_is_told() -> None:
+    def overloaded(round_: int) -> float:
+        raise not_answered(503, "too many requests")
+
+    (unseen,) = slow_worker(compared(overloaded)).unseen
+    assert unseen == "nothing to compare with: worker 0 (status 503: too many requests)"

@@ -34,7 +34,12 @@ def slow_worker(fleet: Fleet) -> Outcome:
         probed = _probed(group)
         _by_probes(probed, outcome)
         _by_metrics(group, [each for each in group if each not in probed], outcome)
-    lonely = [each.name for group in comparable(fleet) if len(group) < 2 for each in group]
+    lonely = [
+        f"{each.name} ({each.probe_error})" if each.probe_error else each.name
+        for group in comparable(fleet)
+        if len(group) < 2
+        for each in group
+    ]
     if lonely:
         outcome.unseen.append(f"nothing to compare with: {', '.join(lonely)}")
     return outcome
