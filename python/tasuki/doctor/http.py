@@ -65,7 +65,7 @@ class Http:
         Raises:
             NoAnswerError: There is none.
         """
-        return self._ask(urllib.request.Request(self.base + path, headers=self._headers()))
+        return self._ask(self._request(path))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Answer:
         """POST of JSON; an error status is an answer.
@@ -101,12 +101,14 @@ class Http:
             )
         return Probe(round_, times[0] - began, (times[-1] - times[0]) / (len(times) - 1))
 
-    def _request(self, path: str, body: Mapping[str, Any]) -> urllib.request.Request:
-        headers = {**self._headers(), "Content-Type": "application/json"}
-        return urllib.request.Request(self.base + path, json.dumps(body).encode(), headers)
-
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+    def _request(self, path: str, body: Mapping[str, Any] | None = None) -> urllib.request.Request:
+        request = urllib.request.Request(self.base + path)
+        if body is not None:
+            request.data = json.dumps(body).encode()
+            request.add_header("Content-Type", "application/json")
+        if self.key:  # for this server alone, not for one that it redirects to
+            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
+        return request
 
     def _ask(self, request: urllib.request.Request) -> Answer:
         try:
