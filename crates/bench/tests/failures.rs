@@ -5,20 +5,21 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use serde_json::{Map, json};
 use support::*;
 use tasuki_bench::arrivals::Process;
 use tasuki_bench::client::{
-    Client, ClientOptions, Failure, Network, RequestOptions, Target, UsageStats, served_model,
-    wait_ready,
+    Client, ClientOptions, Failure, Io, Network, RequestOptions, Target, Transport, UsageStats,
+    served_model, wait_ready,
 };
 use tasuki_bench::fake::{Asked, FakeServer, Play, Reply, Step, Wording};
 use tasuki_bench::live::Counters;
 use tasuki_bench::plan::Api;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 const ONE_A_SECOND: Process = Process::Constant { rate: 1.0 };
 
@@ -118,9 +119,8 @@ async fn a_failed_turn_is_followed_by_none() {
     assert_eq!(run.records.len(), 2);
 }
 
-fn network_client(url: &str) -> (Client, Target) {
-    let target = Target::parse(url).unwrap();
-    let options = ClientOptions {
+fn options() -> ClientOptions {
+    ClientOptions {
         request: RequestOptions {
             api: Api::Completions,
             model: "fake".to_owned(),
@@ -131,10 +131,14 @@ fn network_client(url: &str) -> (Client, Target) {
         api_key: Some("key".to_owned()),
         headers: Vec::new(),
         timeout: Duration::from_secs(30),
-    };
+    }
+}
+
+fn network_client(url: &str) -> (Client, Target) {
+    let target = Target::parse(url).unwrap();
     let transport = Arc::new(Network::new(target.clone()));
     let counters = Arc::new(Counters::default());
-    let client = Client::new(&target, transport, options, counters).unwrap();
+    let client = Client::new(&target, transport, options(), counters).unwrap();
     (client, target)
 }
 
@@ -155,6 +159,49 @@ async fn nobody_listening_is_a_refused_connection() {
         error.contains("nobody listens") && error.contains("--ready-timeout-s"),
         "{error}"
     );
+}
+
+/// Connections on which the first request is answered, and the second one is not: the server closes
+/// the connection so long after it came.
+struct Drops(Duration);
+
+impl Transport for Drops {
+    fn connect(&self) -> BoxFuture<'static, std::io::Result<Box<dyn Io>>> {
+        const EVENTS: &str = "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: [DONE]\n\n";
+        let head = "HTTP/1.1 200 x\r\ncontent-type: text/event-stream\r\ncontent-length";
+        let answer = format!("{head}: {}\r\n\r\n{EVENTS}", EVENTS.len());
+        let (ours, mut theirs) = tokio::io::duplex(1 << 20);
+        let after = self.0;
+        tokio::spawn(async move {
+            let mut request = [0; 4096];
+            let _ = theirs.read(&mut request).await;
+            let _ = theirs.write_all(answer.as_bytes()).await;
+            let _ = theirs.read(&mut request).await;
+            sleep(after).await;
+        });
+        Box::pin(async { Ok(Box::new(ours) as Box<dyn Io>) })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_the_server_dropped_has_failed_and_is_not_sent_again() {
+    for (after, dropped) in [
+        (Duration::ZERO, false), // closed while it was idle, as far as can be told
+        (Duration::from_secs(2), true),
+    ] {
+        let (_, target) = network_client("http://127.0.0.1:1");
+        let transport = Arc::new(Drops(after));
+        let counters = Arc::new(Counters::default());
+        let client = Client::new(&target, transport, options(), counters).unwrap();
+        let (_sender, stop) = watch::channel(false);
+        for (index, fails) in [(0, false), (1, dropped)] {
+            let answer = client
+                .ask(&planned(index, 1), Instant::now(), stop.clone())
+                .await;
+            let failed = matches!(answer.failure, Some(Failure::Disconnected { .. }));
+            assert_eq!(failed, fails, "{index} {after:?} {:?}", answer.failure);
+        }
+    }
 }
 
 /// A server that sends this to whoever connects, and nothing more.

@@ -25,6 +25,10 @@ const TAIL: Duration = Duration::from_secs(1);
 /// So much of an error's body is read.
 const ERROR_BYTES: usize = 4096;
 
+/// A request on a kept connection that breaks later than this was dropped by the server, and is not
+/// sent again: longer than a round trip.
+const CROSSING: Duration = Duration::from_millis(300);
+
 /// Becomes true when the run is to stop.
 pub type Stop = tokio::sync::watch::Receiver<bool>;
 
@@ -171,19 +175,20 @@ impl Client {
     /// Sends on a kept connection, or on a new one.
     async fn respond(&self, request: &[u8]) -> Result<(Connection, Head), Failure> {
         while let Some(mut connection) = self.pool.take() {
-            // A kept one may have been closed by the server meanwhile.
-            if let Ok(Some(head)) = connection.ask(request).await {
-                return Ok((connection, head));
+            if !connection.is_quiet() {
+                continue; // the server has closed it
+            }
+            let sent = Instant::now();
+            match answered(connection.ask(request).await) {
+                Ok(head) => return Ok((connection, head)),
+                // Closed while it was idle: the request and that crossed on their way.
+                Err(_) if sent.elapsed() < CROSSING => {}
+                Err(failure) => return Err(failure),
             }
         }
         let mut connection = self.pool.open().await?;
-        match connection.ask(request).await {
-            Ok(Some(head)) => Ok((connection, head)),
-            Ok(None) => Err(Failure::Disconnected {
-                reason: "the server closed the connection without an answer".to_owned(),
-            }),
-            Err(error) => Err(error.into()),
-        }
+        let head = answered(connection.ask(request).await)?;
+        Ok((connection, head))
     }
 }
 
@@ -272,6 +277,12 @@ async fn read_up_to(
         more = connection.body(head, take).await?;
     }
     Ok(bytes)
+}
+
+fn answered(head: io::Result<Option<Head>>) -> Result<Head, Failure> {
+    head?.ok_or_else(|| Failure::Disconnected {
+        reason: "the server closed the connection without an answer".to_owned(),
+    })
 }
 
 fn line(name: &str, value: &HeaderValue) -> String {
