@@ -130,7 +130,7 @@ impl Reading {
                 before.first_tokens
             ),
             mean_ms(self.gap_us, before.gap_us, self.gaps, before.gaps),
-            self.sent - self.ended,
+            self.sent.saturating_sub(self.ended), // another thread counts meanwhile
             self.failed,
         )
     }
@@ -224,6 +224,17 @@ mod tests {
             counters.read().line(&before, 2.0),
             "0.5 req/s  2 tok/s  TTFT 10.0 ms  ITL 10.0 ms  in flight 2  errors 1"
         );
+    }
+
+    #[test]
+    fn a_request_that_ends_while_counters_are_read_is_not_in_flight() {
+        let reading = Reading {
+            sent: 1,
+            ended: 2,
+            ..Reading::default()
+        };
+        let line = reading.line(&Reading::default(), 1.0);
+        assert!(line.contains("in flight 0"), "{line}");
     }
 
     #[test]
