@@ -99,6 +99,14 @@ def test_a_failed_write_is_one_line_and_leaves_the_old_result(tmp_path: Path) ->
     assert read_result(kept, "steps")
 
 
+def test_a_full_disk_gets_its_room_back(tmp_path: Path) -> None:
+    part = tmp_path / "new.json.part"
+    part.symlink_to("/dev/full")
+    with pytest.raises(BenchError, match=r"No space left on device"):
+        write_result(tmp_path / "new.json", {"kind": "steps"})
+    assert not part.is_symlink()
+
+
 def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "result.json"
     check_writable(path)

@@ -183,15 +183,47 @@ impl RunResult<'_> {
     /// # Errors
     /// Where and why it cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), WriteError> {
-        let fail = |source| WriteError {
+        let written = write_whole(path, |file| {
+            serde_json::to_writer(&mut *file, self)?;
+            file.write_all(b"\n")
+        });
+        written.map_err(|source| WriteError {
             path: path.to_owned(),
             source,
-        };
-        let (partial, file) = begin(path).map_err(fail)?;
-        let mut writer = BufWriter::new(file);
-        serde_json::to_writer(&mut writer, self).map_err(|error| fail(error.into()))?;
-        writer.write_all(b"\n").map_err(fail)?;
-        writer.flush().map_err(fail)?;
-        std::fs::rename(&partial, path).map_err(fail)
+        })
+    }
+}
+
+/// Writes a file, or leaves what is there as it is.
+fn write_whole(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let (partial, file) = begin(path)?;
+    let mut writer = BufWriter::new(file);
+    let written = fill(&mut writer).and_then(|()| writer.flush());
+    let moved = written.and_then(|()| std::fs::rename(&partial, path));
+    if moved.is_err() {
+        let _ = std::fs::remove_file(&partial); // a full disk needs the room
+    }
+    moved
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_written_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.json");
+        std::fs::write(&path, "old").unwrap();
+        let full = |_: &mut BufWriter<File>| Err(std::io::ErrorKind::StorageFull.into());
+        assert!(write_whole(&path, full).is_err());
+        let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+        assert_eq!(left.len(), 1);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+        write_whole(&path, |file| file.write_all(b"new")).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
     }
 }

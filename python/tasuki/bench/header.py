@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import importlib.metadata
@@ -86,6 +87,8 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
         part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()  # a full disk needs the room
         raise _not_written(path, error) from error
 
 
