@@ -102,6 +102,10 @@ def test_memory_that_is_held_for_nobody_is_found() -> None:
     ]
     busy = {**held, "running": 1.0}
     assert not found("stranded KV", Fleet([worker("p", held, busy)]))
+    # Short prompts come and go between the scrapes, and their KV waits for decode.
+    for counter in ("requests", "prompt_tokens", "prompt_computed"):
+        first, then = {**held, counter: 5.0}, {**held, counter: 9.0}
+        assert not found("stranded KV", Fleet([worker("p", first, then)])), counter
     freed = {**held, "kv_used": 0.0}
     assert not found("stranded KV", Fleet([worker("p", held, freed)]))
 

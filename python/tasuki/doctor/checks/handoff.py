@@ -12,6 +12,7 @@ _LEAST_TOKENS_A_REQUEST = 16
 _LEAST_LOADED = 0.5  # of a probe's prompt
 _LOST_SHARE = 0.002  # since the start; in the window a single one counts
 _LEAST_STRANDED = 0.02  # of the pool
+_SERVED = ("requests", "prompt_tokens", "prompt_computed")  # grow where requests come and go
 
 
 def recomputed(fleet: Fleet) -> Outcome:
@@ -204,7 +205,8 @@ def stranded(fleet: Fleet) -> Outcome:
             )
         held = min(used)
         waiting = scrapes.all("waiting")
-        if any(running) or any(waiting):
+        served = any(scrapes.gained(name) for name in _SERVED)
+        if any(running) or any(waiting) or served:
             outcome.looked_at.append(f"{worker.name} (busy: only pulls that do not end)")
             continue
         outcome.looked_at.append(worker.name)
