@@ -26,6 +26,10 @@ use crate::recorder::Sent;
 const AHEAD_REQUESTS: usize = 50_000;
 const AHEAD_BYTES: usize = 100 << 20;
 
+/// Of a user of a closed loop who could not connect. Without it a server that is gone would get
+/// thousands of requests a second, and each of them would be kept as a failure.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Everything that a load is made of.
 pub struct Load {
     pub client: Arc<Client>,
@@ -320,9 +324,21 @@ impl Running {
         }
         match follows {
             Some((thinking, planned)) => self.plan(answer.end + thinking, What::Next(planned)),
+            None if self.arrival.is_closed() && is_gone(&answer) => {
+                self.plan(answer.end + PAUSE, What::User);
+            }
             None if self.arrival.is_closed() => self.send_user(answer.end),
             None => {}
         }
         self.answers.push((sent, answer));
     }
+}
+
+/// Whether nobody listens where the request went.
+fn is_gone(answer: &Answer) -> bool {
+    use Failure as F;
+    matches!(
+        answer.failure,
+        Some(F::Refused { .. } | F::Connect { .. } | F::ConnectTimeout { .. })
+    )
 }

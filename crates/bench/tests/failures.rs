@@ -8,13 +8,15 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use serde_json::{Map, json};
 use support::*;
-use tasuki_bench::arrivals::Process;
+use tasuki_bench::arrivals::{Arrival, Process};
 use tasuki_bench::client::{
     Client, ClientOptions, Failure, Io, Network, RequestOptions, Target, Transport, UsageStats,
     served_model, wait_ready,
 };
 use tasuki_bench::fake::{Asked, FakeServer, Play, Reply, Step, Wording};
 use tasuki_bench::live::Counters;
+use tasuki_bench::load::Load;
+use tasuki_bench::pacer::Pacer;
 use tasuki_bench::plan::Api;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -202,6 +204,40 @@ async fn a_request_that_the_server_dropped_has_failed_and_is_not_sent_again() {
             assert_eq!(failed, fails, "{index} {after:?} {:?}", answer.failure);
         }
     }
+}
+
+/// Where no server is.
+struct Nobody;
+
+impl Transport for Nobody {
+    fn connect(&self) -> BoxFuture<'static, std::io::Result<Box<dyn Io>>> {
+        Box::pin(async { Err(std::io::ErrorKind::ConnectionRefused.into()) })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn users_of_a_server_that_is_gone_do_not_ask_without_a_pause() {
+    let (_, target) = network_client("http://127.0.0.1:1");
+    let counters = Arc::new(Counters::default());
+    let client = Client::new(&target, Arc::new(Nobody), options(), counters).unwrap();
+    let (_sender, stop) = watch::channel(false);
+    let load = Load {
+        client: Arc::new(client),
+        workload: Box::new(requests(20, 2)),
+        arrival: Arrival {
+            process: Process::Closed,
+            max_concurrency: Some(2),
+            ramp_s: 0.0,
+        },
+        seed: 0,
+        duration: None,
+        pacer: Pacer::Tokio,
+        stop,
+    };
+    let sent = load.ready().run().await;
+    assert_eq!(sent.answers.len(), 20);
+    // Ten requests of each user, and a pause between each two.
+    assert_eq!(sent.last_due - sent.start, ms(900));
 }
 
 /// A server that sends this to whoever connects, and nothing more.
