@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from support.processes import environment
+from support.waiting import until
 
 from tasuki.launch.errors import LaunchError
 from tasuki.launch.settle import settle_dtype
@@ -79,3 +84,31 @@ def test_a_config_that_cannot_be_read_is_told(model: Path) -> None:
     (model / "config.json").unlink()
     with pytest.raises(LaunchError, match=r"cannot serve .*config\.json'; make it readable"):
         settle_dtype(model, "auto", {})
+
+
+@pytest.mark.system
+def test_the_measurement_ends_with_its_launcher(model: Path) -> None:
+    (model / "torch.py").write_text("import time; time.sleep(600)")
+    code = f"""
+import sys
+from pathlib import Path
+from tasuki.launch.settle import settle_dtype
+settle_dtype(Path({str(model)!r}), "auto", {{}})
+"""
+    own = environment()
+    own["PYTHONPATH"] = f"{model}:{own['PYTHONPATH']}"
+    with subprocess.Popen([sys.executable, "-c", code], env=own) as launcher:
+
+        def measures() -> psutil.Process | None:
+            for child in psutil.Process(launcher.pid).children():
+                if "tasuki.launch.settle" in child.cmdline():
+                    return child
+            return None
+
+        measurement = until(measures, "the measurement", deadline_s=60)
+        launcher.kill()
+    try:
+        measurement.wait(60)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            measurement.kill()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tasuki.launch.errors import LaunchError
+from tasuki.launch.parent_death import PARENT_VARIABLE, follow_parent
 from tasuki.models import cache
 from tasuki.processor import cpu_name
 
@@ -55,7 +56,7 @@ def settle_dtype(
     on_measure()
     done = subprocess.run(
         [sys.executable, "-m", "tasuki.launch.settle", str(model)],
-        env={**environment, **os.environ},
+        env={**environment, **os.environ, PARENT_VARIABLE: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -103,6 +104,7 @@ def _store(known: dict[str, tuple[str, str]]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Command line: the model's folder; prints `[dtype, reason]` as JSON."""
+    follow_parent()
     import torch
 
     from tasuki.errors import TasukiError
