@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import shlex
+import sys
+from pathlib import Path
+
+import pytest
 
 from tasuki.launch.banner import banner
+from tasuki.launch.serve import Deployment, _begin
+from tasuki.launch.supervisor import Supervisor
 
 TEXT = banner("http://127.0.0.1:8000", "smollm2-135m-instruct", "1 prefill + 1 decode")
 
@@ -41,3 +48,12 @@ def test_with_api_keys_both_read_the_key_from_the_environment() -> None:
         ast.parse(each)
     assert 'api_key=os.environ["MY_KEY"]' in "\n".join(snippet)
     assert "MY_KEY" not in TEXT
+
+
+def test_a_locale_without_letters_of_the_name_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    _begin(Deployment("http://127.0.0.1:8000", "modèle", ""), None, Supervisor(tmp_path, False))
+    assert b"Serving mod\\xe8le at http://127.0.0.1:8000" in written.getvalue()
