@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 pytest.importorskip("ray", reason="ray is not installed: there is no wheel for this Python")
-from tasuki.launch import on_ray
+from tasuki.launch import on_ray, ray_process
 from tasuki.launch.config import ServeConfig, Topology
 from tasuki.launch.errors import LaunchError
 from tasuki.launch.placement import Node
 from tasuki.launch.supervisor import Stop, StoppedError, Supervisor
+from tasuki.launch.topology import ProcessSpec
 from tasuki.launch.worker_set import WorkerSet
 from tasuki.launch.workers_file import WorkersFile
 
@@ -123,3 +126,22 @@ def test_events_are_handled_while_others_have_the_places(
         workers.start(MODEL, "float32")
     assert stopped.value.code == 3
     assert len(cluster.groups) == 1, "what was reserved is removed"
+
+
+def test_a_worker_that_waits_for_a_place_ends_at_the_first_signal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    actor, killed = MagicMock(), MagicMock()
+    monkeypatch.setattr(ray_process.ray, "kill", killed)
+    monkeypatch.setattr(ray_process.ray, "get", lambda _: ["node 10.0.0.1, pid 1"])
+    with (tmp_path / "output").open("wb") as output:
+        spec = ProcessSpec("mixed-0", (), (), "ready ")
+        process = ray_process.RayProcess(spec, [actor], output.fileno(), str)
+        process.signal(signal.SIGTERM)
+        killed.assert_called_once_with(actor)
+        actor.signal.remote.assert_not_called()
+
+        process._start(["10.0.0.1"])
+        process.signal(signal.SIGTERM)
+        actor.signal.remote.assert_called_once_with(signal.SIGTERM)
+        killed.assert_called_once_with(actor)

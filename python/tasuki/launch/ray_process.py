@@ -70,10 +70,11 @@ class RayProcess:
         self._spec, self._actors = spec, actors
         self._output, self._describe = output, describe
         self._partial = [b""] * len(actors)  # of each host, the line that it has not ended
+        self._has_begun = False  # else there is no process to tell, nor an actor maybe
 
     def signal(self, number: signal.Signals) -> None:
         """See `Process`. The first host ends the others with itself, after its drain."""
-        if number == signal.SIGKILL:
+        if number == signal.SIGKILL or not self._has_begun:
             self._kill()  # wherever they are; the kernel ends their processes
         else:
             self._actors[0].signal.remote(int(number))
@@ -105,6 +106,7 @@ class RayProcess:
         if len(hosts) > 1:
             nodes = [ray.get(self._actors[0].meeting.remote()), *hosts[1:]]
         spec = self._spec
+        self._has_begun = True
         words = (spec.name, spec.arguments, spec.environment, spec.assigned, nodes)
         started = [actor.start.remote(*words, n) for n, actor in enumerate(self._actors)]
         for number, where in enumerate(ray.get(started)):
