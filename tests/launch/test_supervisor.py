@@ -213,6 +213,20 @@ time.sleep(600)
         supervisor.stop(supervisor.names(), grace_s=0.0)
 
 
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_child_starts_where_its_log_cannot_be_opened(tmp_path: Path, is_file: bool) -> None:
+    folder = tmp_path / "removed"
+    if is_file:
+        folder.write_text("in place of the folder")
+    supervisor = Supervisor(folder, echo=False)
+    supervisor.start([spec("decode-0", SERVE, str(tmp_path / "pids"))])
+    try:
+        assert supervisor.await_ready(["decode-0"], DEADLINE_S) == ["127.0.0.1:4711"]
+        assert is_file or "decode-0 started" in (folder / "decode-0.log").read_text()
+    finally:
+        supervisor.stop(supervisor.names(), grace_s=0.0)
+
+
 def test_what_the_launcher_says_may_have_no_reader_or_no_room() -> None:
     read, write = os.pipe()
     with open(write, "w") as unread:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,6 +45,15 @@ def test_it_is_replaced_whole(tmp_path: Path) -> None:
         file.put("mixed-0", "b:1")
         assert opened.read().startswith("a:1")  # the old file, complete
     assert addresses(file.path) == ["b:1"]
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    file = WorkersFile(tmp_path / "logs" / "workers.txt")
+    file.publish()
+    file.put("mixed-0", "a:1")
+    shutil.rmtree(file.path.parent)
+    file.put("mixed-1", "b:1")
+    assert addresses(file.path) == ["a:1", "b:1"]
 
 
 @pytest.fixture

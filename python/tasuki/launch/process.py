@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from tasuki.launch.forking import Process, Starter, spawn
@@ -97,7 +98,7 @@ class Child:
 
     def _copy(self) -> None:
         ready = False
-        with self._output, self._io.log_path.open("ab", buffering=0) as log:
+        with self._output, _open_log(self._io.log_path) as log:
             self._begun.wait()
             if self._process is not None:
                 with contextlib.suppress(OSError):
@@ -137,6 +138,15 @@ class Child:
             # What it said last explains the end; a grandchild may hold the pipe open for ever.
             self._copier.join(_DRAIN_OUTPUT_S)
             self._io.post(Exited(self, code))
+
+
+def _open_log(path: Path) -> FileIO:
+    """The log, to be appended to; nowhere if it cannot be opened."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # a cleaner of caches may have removed it
+        return FileIO(path, "a")
+    except OSError:
+        return FileIO(os.devnull, "a")
 
 
 def describe_exit(code: int) -> str:

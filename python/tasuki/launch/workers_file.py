@@ -79,6 +79,7 @@ class WorkersFile:
         lines = (f"{address}  # {name}\n" for name, address in addresses)
         scratch = self.path.with_name(f"{self.path.name}.new")
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)  # a cleaner may have removed it
             scratch.write_text("".join(lines))
             scratch.replace(self.path)  # the router never sees half of it
         except OSError as error:
