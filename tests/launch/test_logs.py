@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -56,12 +55,13 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 def test_old_ones_are_removed_but_never_a_running_launchers(cache: Path) -> None:
     parent = cache / "logs"
-    running = parent / f"20200101-000000-{os.getpid()}-a"
+    running = parent / "20200101-000000-1-a"
     running.mkdir(parents=True)
-    old = [parent / f"20200102-0000{n:02}-{NOBODY}-a" for n in range(KEPT_FOLDERS + 5)]
+    # Also of launchers whose process id another process has: in a container it is always 1.
+    old = [parent / f"20200102-0000{n:02}-{n % 2 or NOBODY}-a" for n in range(KEPT_FOLDERS + 5)]
     for folder in old:
         folder.mkdir()
-    with log_folder(None) as logs:
+    with log_folder(running), log_folder(None) as logs:
         left = sorted(parent.iterdir())
     assert running in left
     assert logs.path in left

@@ -7,8 +7,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tasuki.launch.errors import LaunchError
@@ -75,6 +76,6 @@ def _remove_old(parent: Path) -> None:
     """Leave the newest of the kept folders, and those of launchers that still run."""
     folders = sorted(path for path in parent.iterdir() if path.is_dir())
     for old in folders[: -KEPT_FOLDERS + 1]:
-        launcher = old.name.split("-")[2:3]
-        if launcher and not Path("/proc", launcher[0]).exists():
+        # Its launcher's number would tell nothing: in containers many have the same.
+        with suppress(LaunchError, OSError), exclusive(old / ".lock", partial(_refuse, old)):
             shutil.rmtree(old, ignore_errors=True)
