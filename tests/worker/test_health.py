@@ -33,5 +33,16 @@ def test_serving_is_healthy_and_draining_is_not(
     assert not is_serving(address)
 
 
+def test_a_proxy_of_the_container_is_not_asked(
+    server: tuple[str, health.HealthServicer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, servicer = server
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    assert is_serving(address)
+
+
 def test_nobody_is_not_healthy() -> None:
     assert not is_serving("127.0.0.1:1", timeout_s=2.0)

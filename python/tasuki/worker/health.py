@@ -10,6 +10,8 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tasuki.kv.fleet import DIRECT
+
 TIMEOUT_S = 5.0
 
 
@@ -20,7 +22,7 @@ def is_serving(address: str, timeout_s: float = TIMEOUT_S) -> bool:
         address: `host:port`, without certificates.
         timeout_s: For connection and answer.
     """
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=DIRECT) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(), timeout=timeout_s
