@@ -142,7 +142,7 @@ def _model_folder(given: str) -> str:
     A folder of the hub's cache is named by its commit, so a hub id becomes the model's name.
     """
     name, _, path = given.partition("=") if "=" in given else ("", "", given)
-    if given.startswith(("/", ".")) or path.startswith(("/", ".")) or Path(path).is_dir():
+    if given.startswith(("/", ".")) or path.startswith(("/", ".")) or os.path.isdir(path):
         return given
     from tasuki.models.fetch import resolve_model
 
@@ -157,7 +157,7 @@ def _with_model_config(words: list[str]) -> list[str]:
         FetchError: There is no such model.
     """
     name = _value(words, "--model")
-    if name is None or Path(os.path.expanduser(name)).is_dir():
+    if name is None or os.path.isdir(os.path.expanduser(name)):
         return list(words)
     from tasuki.models.fetch import config_folder
 

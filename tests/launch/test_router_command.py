@@ -45,3 +45,10 @@ def test_a_model_that_is_not_there_is_refused_with_the_remedy() -> None:
     refused = CliRunner().invoke(app, ["router", "--model", "smollm3"])
     assert isinstance(refused.exception, FetchError)
     assert "no model 'smollm3': give 'smollm2-135m', a folder" in str(refused.exception)
+
+
+@pytest.mark.parametrize("command", ["router", "simulate"])
+def test_a_name_that_is_too_long_for_a_folder_is_refused(command: str) -> None:
+    refused = CliRunner().invoke(app, [command, "--model", "x" * 300])
+    assert isinstance(refused.exception, FetchError)
+    assert "cannot be read: File name too long" in str(refused.exception)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import typer
 
@@ -53,7 +52,7 @@ def _folder(name: str) -> str:
     from tasuki.models.fetch import resolve_model
 
     # A folder with a tokenizer and no config.json is no model, but will do.
-    return name if Path(os.path.expanduser(name)).is_dir() else str(resolve_model(name))
+    return name if os.path.isdir(os.path.expanduser(name)) else str(resolve_model(name))
 
 
 def _run_native(command: str, args: list[str]) -> int:
