@@ -75,7 +75,9 @@ def router(context: typer.Context) -> None:
     """Run the router in front of workers (`tasuki router --help` lists its options)."""
     from tasuki import _native
 
-    raise typer.Exit(_native.run_router(_with_model_folders(context.args)))
+    words = _with_model_folders(context.args)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the router's handler would call Python's
+    raise typer.Exit(_native.run_router(words))
 
 
 app.command("scale")(scale)

@@ -43,7 +43,7 @@ def silent_hub() -> Iterator[socket.socket]:
 @contextlib.contextmanager
 def first_process(
     *arguments: str, cache: Path, hub: str, program: Sequence[str] = TASUKI
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[subprocess.Popen[str]]:
     """A program as process 1 of a PID namespace; gives the process outside that waits for it."""
     try:
         subprocess.run([*UNSHARE, "true"], check=True, capture_output=True, timeout=DEADLINE_S)
@@ -57,12 +57,16 @@ def first_process(
         HF_HUB_OFFLINE="0",
         HF_ENDPOINT=hub,
     )
-    process = subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=own, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
     try:
         yield process
     finally:
         process.kill()
         process.wait()
+        process.stdout.close()
 
 
 @pytest.mark.parametrize(
@@ -122,3 +126,19 @@ def test_it_ends_while_native_code_runs(number: signal.Signals, tmp_path: Path) 
 
         until(runs, "the run", deadline_s=DEADLINE_S).send_signal(number)
         assert outside.wait(DEADLINE_S) == 128 + number
+
+
+ROUTER = ("router", "--worker", "127.0.0.1:1", "--readiness-grace-s", "0", "--model")
+
+
+@pytest.mark.parametrize("arguments", [ROUTER, ("bench", "fake-server")], ids=["router", "bench"])
+def test_servers_in_native_code_end_in_order(
+    arguments: tuple[str, ...], tiny_model: Path, tmp_path: Path
+) -> None:
+    words = (*arguments, str(tiny_model)) if arguments == ROUTER else arguments
+    with first_process(*words, "--port", "0", cache=tmp_path, hub="") as outside:
+        assert outside.stdout is not None
+        assert outside.stdout.readline().startswith("listening on ")
+        (inside,) = psutil.Process(outside.pid).children()
+        inside.terminate()
+        assert outside.wait(DEADLINE_S) == 0

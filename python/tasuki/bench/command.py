@@ -59,6 +59,8 @@ def _run_native(command: str, args: list[str]) -> int:
     """Run a command of crates/bench; gives its exit code."""
     from tasuki import _native
 
-    # Ctrl-C belongs to the command, which still reports what was measured.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Signals belong to the command, which still reports what was measured. Its handlers would call
+    # Python's.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     return _native.run_bench([command, *args])
