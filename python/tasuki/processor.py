@@ -1,7 +1,8 @@
-"""The name of this machine's processor."""
+"""This machine's processor: its name, and the cores that this process may use."""
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -15,3 +16,15 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
+    """CPU cores of this process: its affinity, and the container's quota if there is one."""
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, int(quota) / int(period))
+    except (OSError, ValueError):
+        pass
+    return cores

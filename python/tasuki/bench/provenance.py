@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tasuki.launch.machine import usable_cores
-from tasuki.processor import cpu_name
+from tasuki.processor import cpu_name, usable_cores
 
 DIGEST = "digest"
 _CHECKOUT = Path(__file__).resolve().parents[3]

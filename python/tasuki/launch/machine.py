@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from tasuki.launch.config import LOCAL, Topology
 from tasuki.launch.gpus import (
@@ -22,6 +20,7 @@ from tasuki.launch.router_options import RouterOptions
 from tasuki.launch.supervisor import say
 from tasuki.launch.topology import Machine
 from tasuki.models.fetch import resolve_model
+from tasuki.processor import usable_cores
 from tasuki.worker.config import WorkerConfig, check_device
 from tasuki.worker.memory import available_bytes
 
@@ -97,18 +96,6 @@ def plan_topology(
         print(planned.table, file=sys.stderr)
     say(planned.line)
     return None if planned.topology is None else planned
-
-
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """CPU cores of this process: its affinity, and the container's quota if there is one."""
-    cores = float(len(os.sched_getaffinity(0)))
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, int(quota) / int(period))
-    except (OSError, ValueError):
-        pass
-    return cores
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from tasuki.kv.transport import Transport, create_transport
 from tasuki.models.shard import check_ranks
 from tasuki.models.spec import ModelSpec
 from tasuki.models.spec_reader import read_spec
+from tasuki.processor import usable_cores
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.config import DRAFT_TOKENS, WorkerConfig
 from tasuki.worker.convert import role_at_start
@@ -79,11 +80,13 @@ def build(
     device = choose_device(config.device, config.ranks_here)
     spec = read_spec(config.model, trust_remote_code=config.trust_remote_code)
     check_ranks(spec, size)
-    if size == 1:
-        return _build(config, spec, device, phases, None)
     threads = max(1, torch.get_num_threads() // config.ranks_here)
     if "OMP_NUM_THREADS" not in os.environ:
+        # OpenMP sees no quota of a container, and threads beyond it stop all of them.
+        threads = max(1, min(threads, int(usable_cores() / config.ranks_here)))
         torch.set_num_threads(threads)
+    if size == 1:
+        return _build(config, spec, device, phases, None)
     meeting = None
     if config.nodes:
         meeting = Meeting(*split_first(config.nodes[0]), nodes_key())
