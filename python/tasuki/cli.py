@@ -76,7 +76,8 @@ def router(context: typer.Context) -> None:
     from tasuki import _native
 
     words = _with_model_folders(context.args)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the router's handler would call Python's
+    for number in (signal.SIGINT, signal.SIGTERM):  # the router's handlers would call Python's
+        signal.signal(number, signal.SIG_DFL)
     raise typer.Exit(_native.run_router(words))
 
 

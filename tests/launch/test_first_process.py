@@ -131,14 +131,15 @@ def test_it_ends_while_native_code_runs(number: signal.Signals, tmp_path: Path) 
 ROUTER = ("router", "--worker", "127.0.0.1:1", "--readiness-grace-s", "0", "--model")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("arguments", [ROUTER, ("bench", "fake-server")], ids=["router", "bench"])
 def test_servers_in_native_code_end_in_order(
-    arguments: tuple[str, ...], tiny_model: Path, tmp_path: Path
+    arguments: tuple[str, ...], number: signal.Signals, tiny_model: Path, tmp_path: Path
 ) -> None:
     words = (*arguments, str(tiny_model)) if arguments == ROUTER else arguments
     with first_process(*words, "--port", "0", cache=tmp_path, hub="") as outside:
         assert outside.stdout is not None
         assert outside.stdout.readline().startswith("listening on ")
         (inside,) = psutil.Process(outside.pid).children()
-        inside.terminate()
+        inside.send_signal(number)
         assert outside.wait(DEADLINE_S) == 0
