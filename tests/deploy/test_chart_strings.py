@@ -13,6 +13,7 @@ from chart_rendering import render
 HERE = Path(__file__).parent
 STRINGS = HERE / "golden/strings.yaml"
 HOSTS = HERE / "values/hosts.yaml"
+CLAIM = HERE / "values/claim.yaml"
 # Fields of which each value is a string for Kubernetes, or an object of strings.
 STRING_FIELDS = {
     "claimName",
@@ -72,9 +73,9 @@ def test_words_that_look_like_numbers_stay_strings() -> None:
 def test_names_and_paths_are_kept_whole() -> None:
     pods = workloads(STRINGS.read_text())
     (router,) = pods["demo-tasuki-router"]["containers"]
-    assert "--model=llama: 8B #1=/models/8B #1" in router["args"]
+    assert "--model=llama: 8B #1=/models #1/8B #1" in router["args"]
     (worker,) = pods["demo-tasuki-1"]["containers"]
-    assert {"--model=/models/8B #1", "--served-name=llama: 8B #1"} <= set(worker["args"])
+    assert {"--model=/models #1/8B #1", "--served-name=llama: 8B #1"} <= set(worker["args"])
     mounts = {mount["name"]: mount for mount in worker["volumeMounts"]}
     assert mounts["model"] == {
         "name": "model",
@@ -134,3 +135,22 @@ def test_the_longest_names_that_are_allowed_fit() -> None:
     assert max(map(len, named)) <= 63
     stateful = [name for name in workloads(done.stdout) if name.endswith("-host1")]
     assert [len(name) for name in stateful] == [52]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("mounted", "source", "fits"),
+    [
+        ("/models", "/models", True),
+        ("/models/", "/models/llama", True),
+        ("/", "/model", True),
+        ("/models", "owner/model", True),
+        ("/models", "/model", False),
+        ("/model", "/models/llama", False),
+    ],
+)
+def test_the_model_is_in_its_volume(mounted: str, source: str, fits: bool) -> None:
+    given = ("--set", f"model.mountPath={mounted}", "--set", f"model.source={source}")
+    done = render("demo", CLAIM, *given)
+    assert (done.returncode == 0) == fits, done.stderr
+    assert fits or f"model.source is {source}, and model.volume is mounted at" in done.stderr
