@@ -128,7 +128,13 @@ LONG = {
 @pytest.mark.parametrize("command", LONG)
 def test_ctrl_c_ends_a_run(command: str) -> None:
     words = [sys.executable, "-m", "tasuki", command, "--rates", RATES, "--lengths", "500:50"]
-    run = subprocess.Popen([*words, *LONG[command]], env=environment(), stdout=subprocess.DEVNULL)
+    run = subprocess.Popen(
+        [*words, *LONG[command]],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        # Not ignored, as it is where the tests run in the background of a shell.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     caught: list[bool] = []
 
     def is_native() -> bool:
