@@ -266,6 +266,17 @@ def test_queues_on_both_sides_or_on_none_are_no_wrong_ratio(
     assert not found("ratio", sides(prefill, decode))
 
 
+def test_prompts_that_come_one_at_a_time_keep_prefill_busy_whatever_the_gauge_shows() -> None:
+    shown = [{**IDLE, "running": float(now % 2), "ttft_sum": 2.0 * now} for now in range(6)]
+    fleet = sides(ROOM, ROOM)
+    fleet.workers[0] = worker("p", *shown, role="prefill")
+    fleet.routers = [Router("r", "tasuki", scrapes=scrapes(*[{"admission_waiting": 3.0}] * 6))]
+    assert "wait for prefill" in found("ratio", fleet)[0]
+    quick = [{**each, "ttft_sum": 0.1 * each["ttft_sum"]} for each in shown]
+    fleet.workers[0] = worker("p", *quick, role="prefill")
+    assert not found("ratio", fleet)
+
+
 def test_what_waits_on_decode_for_its_kv_is_no_queue_of_decode() -> None:
     fleet = sides(WAITS, {**ROOM, "waiting": 9.0, "waiting_capacity": 0.0})
     assert "wait for prefill" in found("ratio", fleet)[0]

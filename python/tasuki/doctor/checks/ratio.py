@@ -100,13 +100,17 @@ def _busy_one(worker: Worker) -> float:
     running = scrapes.all("running")
     at_work = sum(each > 0 for each in running) / max(1, len(running))
     if worker.role == "prefill":
+        # A gauge that is set when a step ends shows nothing of prompts that come one at a time.
+        until_first_token_s = scrapes.gained("ttft_sum")
+        if until_first_token_s is not None and window_s:
+            at_work = max(at_work, min(1.0, until_first_token_s / window_s))
         return at_work
     return at_work if _waits(worker) >= _PERSISTENT else scrapes.mean("kv_used") or 0.0
 
 
 def _how_busy(worker: Worker) -> str:
     ours = ("prompt_computed", "prefill_tokens_per_s", "steps", "decode_step_s")
-    theirs = ("running", "waiting", "kv_used")
+    theirs = ("running", "ttft_sum", "waiting", "kv_used")
     return worker.scrapes.source(*(ours if worker.engine == "tasuki" else theirs))
 
 
