@@ -61,9 +61,9 @@ from tasuki.bench.arguments import words
 from tasuki.bench.errors import RunFailedError
 from tasuki.bench.header import header, write_result
 from tasuki.bench.serving import Serving
-from tasuki.launch.machine import usable_cores
 from tasuki.launch.topology import threads_per_rank
 from tasuki.models.fetch import resolve_model
+from tasuki.processor import usable_cores
 
 RESULT = ROOT / "benchmarks" / "results" / "plan_regret.json"
 SETTLES = 0.3  # of a run: its first part does not count

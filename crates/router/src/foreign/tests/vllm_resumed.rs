@@ -128,17 +128,26 @@ async fn a_chat_is_not_gone_on_with_where_templates_cut_its_text() {
     }
 }
 
+/// An answer that pauses after two tokens: what has come, what is to come, and its worker.
+async fn begun(
+    router: &Router,
+    workers: &[FakeWorker],
+) -> (String, futures::stream::BoxStream<'static, Bytes>, usize) {
+    for worker in workers {
+        worker.set(|manner| manner.pause_after = Some(2));
+    }
+    let (begun, rest) = read_until(router.send(COMPLETIONS, GREEDY).await, "t1").await;
+    let at = busy(workers).await;
+    (begun, rest, at)
+}
+
 #[tokio::test]
 async fn a_stream_that_stalls_goes_on_with_another_worker() {
     let (router, workers, fabric) = tuned(&["", ""], |tuning, _| {
         tuning.liveness.stalled = Some(Duration::from_millis(200));
     })
     .await;
-    workers
-        .iter()
-        .for_each(|worker| worker.set(|manner| manner.pause_after = Some(2)));
-    let (begun, rest) = read_until(router.send(COMPLETIONS, GREEDY).await, "t1").await;
-    let at = busy(&workers).await;
+    let (begun, rest, at) = begun(&router, &workers).await;
     workers[1 - at].set(|manner| manner.pause_after = None);
     let rest: Vec<Bytes> = soon("the rest", rest.collect()).await;
     let all = begun + std::str::from_utf8(&rest.concat()).unwrap();
@@ -194,11 +203,7 @@ async fn an_answer_that_goes_on_is_not_turned_away() {
         tuning.admission.max_sequences = 0;
     })
     .await;
-    workers
-        .iter()
-        .for_each(|worker| worker.set(|manner| manner.pause_after = Some(2)));
-    let (begun, rest) = read_until(router.send(COMPLETIONS, GREEDY).await, "t1").await;
-    let at = busy(&workers).await;
+    let (begun, rest, at) = begun(&router, &workers).await;
     let running = async |requests| {
         until("the load", || {
             router.metric("tasuki_worker_running{") == requests
