@@ -31,10 +31,11 @@ async fn an_error_is_logged_again_after_a_loss() {
     }
 }
 
-/// A worker whose errors have a head, and the beginning of a body.
-fn stalling<const STATUS: u16>(worker: Arc<Worker>) -> axum::Router {
+/// A worker whose errors have a head, and the beginning of a body, which stalls or is cut off.
+fn broken<const STATUS: u16, const CUT: bool>(worker: Arc<Worker>) -> axum::Router {
     let answer = async || {
-        let begun = futures::stream::iter([Ok::<_, std::convert::Infallible>("{")]);
+        let cut = futures::stream::iter(CUT.then(|| Err(std::io::ErrorKind::Other.into())));
+        let begun = futures::stream::iter([Ok::<_, std::io::Error>("{")]).chain(cut);
         let body = Body::from_stream(begun.chain(futures::stream::pending()));
         (StatusCode::from_u16(STATUS).unwrap(), body)
     };
@@ -44,9 +45,13 @@ fn stalling<const STATUS: u16>(worker: Arc<Worker>) -> axum::Router {
 }
 
 #[tokio::test]
-async fn an_error_whose_body_stalls_is_a_failure_of_the_worker() {
+async fn an_error_without_its_whole_body_is_a_failure_of_the_worker() {
     let fabric = Arc::new(Fabric::default());
-    for serve in [stalling::<400>, stalling::<500>] {
+    for serve in [
+        broken::<400, false>,
+        broken::<500, false>,
+        broken::<400, true>,
+    ] {
         let worker = FakeWorker::start("w0", "", &fabric, serve);
         let router = Router::tuned(&[url(&worker)], Models::new(Vec::new()), |tuning, _| {
             tuning.liveness.stalled = Some(Duration::from_millis(50));
