@@ -34,9 +34,15 @@ async fn an_error_is_logged_again_after_a_loss() {
 /// A worker whose errors have a head, and the beginning of a body, which stalls or is cut off.
 fn broken<const STATUS: u16, const CUT: bool>(worker: Arc<Worker>) -> axum::Router {
     let answer = async || {
-        let cut = futures::stream::iter(CUT.then(|| Err(std::io::ErrorKind::Other.into())));
-        let begun = futures::stream::iter([Ok::<_, std::io::Error>("{")]).chain(cut);
-        let body = Body::from_stream(begun.chain(futures::stream::pending()));
+        let end = async {
+            if !CUT {
+                std::future::pending::<()>().await;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await; // the head is sent
+            Err(std::io::Error::other("cut off"))
+        };
+        let begun = futures::stream::iter([Ok("{")]);
+        let body = Body::from_stream(begun.chain(futures::stream::once(end)));
         (StatusCode::from_u16(STATUS).unwrap(), body)
     };
     axum::Router::new()
