@@ -11,6 +11,7 @@ from engine_fakes import spec
 
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import Request
+from tasuki.execution.penalties import needs_adjusting
 from tasuki.execution.sampler import NOT_FINITE, Sampler, greedy, uniform, uniforms
 
 VOCAB = 200
@@ -167,6 +168,15 @@ def test_min_tokens_masks_stop_tokens_until_then(logits):
     stops = frozenset({best, 10**6})
     assert tokens_of(logits, [draw(min_tokens=2, stop_token_ids=stops, outputs=(5,))]) != [best]
     assert tokens_of(logits, [draw(min_tokens=1, stop_token_ids=stops, outputs=(5,))]) == [best]
+
+
+def test_min_tokens_without_stop_tokens_leaves_a_request_plain():
+    """As load clients ask: `min_tokens` and `ignore_eos`, greedy."""
+    free, held = (
+        draw(min_tokens=3, temperature=0.0, stop_token_ids=stops) for stops in (set(), {1})
+    )
+    assert [each.sequence.request.plain for each in (free, held)] == [True, False]
+    assert [needs_adjusting(each) for each in (free, held)] == [False, True]
 
 
 def test_a_row_does_not_depend_on_its_batch():

@@ -79,6 +79,11 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
+    @property
+    def delays_stops(self) -> bool:
+        """Whether there are stop tokens that must not come before `min_tokens`."""
+        return self.min_tokens > 0 and bool(self.stop_token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:

@@ -239,7 +239,7 @@ def _is_plain_greedy(spec: RequestSpec) -> bool:
         and params.frequency_penalty == 0.0
         and params.repetition_penalty == 1.0
         and not params.logit_bias
-        and params.min_tokens == 0
+        and not params.delays_stops
         and params.logprobs is None
         and params.prompt_logprobs is None
     )

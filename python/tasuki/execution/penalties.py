@@ -62,7 +62,8 @@ def penalized(params: SamplingParams) -> bool:
 def needs_adjusting(draw: Draw) -> bool:
     """Whether `Penalties.adjust` would change this draw's logits."""
     params = draw.sequence.request.spec.sampling
-    return penalized(params) or bool(params.logit_bias) or draw.position < params.min_tokens
+    early = params.delays_stops and draw.position < params.min_tokens
+    return early or penalized(params) or bool(params.logit_bias)
 
 
 class _Uploaded:
