@@ -221,25 +221,6 @@ def test_without_probes_the_reported_pace_decides() -> None:
     assert "too few tokens" in unseen("slow worker", fleet)
 
 
-def cached(share: float, repeats: list[int]) -> Fleet:
-    before = {"prompt_cached": 0.0, "prompt_computed": 0.0}
-    after = {"prompt_cached": share * 1e5, "prompt_computed": (1 - share) * 1e5}
-    router = Router("r", "other", repeats=repeats, repeat_tokens=1000)
-    return Fleet([worker("a", before, after), worker("b", before, after)], routers=[router])
-
-
-def test_repeats_that_miss_under_a_load_that_repeats_are_found() -> None:
-    assert len(found("prefix cache", cached(0.3, [0, 990, 0, 990]))) == 1
-    assert not found("prefix cache", cached(0.3, [990, 990, 990, 990]))
-    assert not found("prefix cache", cached(0.0, [0, 0, 0, 0]))  # prompts never repeat
-
-
-def test_answers_without_cached_tokens_are_told() -> None:
-    fleet = cached(0.3, [])
-    fleet.routers[0].repeat_error = "answers do not say"
-    assert "do not say" in unseen("prefix cache", fleet)
-
-
 def sides(prefill: Mapping[str, float], decode: Mapping[str, float]) -> Fleet:
     return Fleet(
         [

@@ -48,7 +48,7 @@ def doctor(
         float,
         described(
             "No round begins later than this after the first [60]. The rounds that are added where"
-            " one looks slow have as long again.",
+            " one looks slow have as long again, and so have prompts that are sent twice.",
             min=1.0,
         ),
     ] = 60.0,

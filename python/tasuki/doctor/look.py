@@ -7,10 +7,12 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tasuki.doctor import probes, rpc
 from tasuki.doctor.address import Address
+from tasuki.doctor.checks import cache
 from tasuki.doctor.checks.speed import looks_slow
 from tasuki.doctor.http import Http, NoAnswerError
 from tasuki.doctor.picture import Fleet, Pair, Probe, Role, Worker
@@ -215,8 +217,8 @@ class Look:
         self._split(run)
         for server in self.servers:
             if not isinstance(server, EngineServer):
-                model = self._model(server)
-                probes.repeat(server.router, server.http, model, run, plan)
+                is_open = partial(cache.is_open, self.fleet, server.router)
+                probes.repeat(server.router, server.http, self._model(server), run, plan, is_open)
 
     def _prefill_for(self, server: EngineServer) -> EngineServer | None:
         """Who computes the prompts of a server's probes; None: the server itself.

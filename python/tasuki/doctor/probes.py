@@ -20,7 +20,7 @@ from tasuki.doctor.servers import EngineServer
 PROMPT_WORDS = 160
 PROMPT_TOKENS = 256
 ANSWER_TOKENS = 16
-REPEATED_PROMPTS = 8
+_LONGEST_PAUSE_S = 0.1  # without it, round robin in step with the load finds many in a row
 _PAIR_TRIES = 3
 _TICKET = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
 
@@ -42,7 +42,8 @@ class Plan:
 
     Attributes:
         rounds: Requests to each worker; three times as many where one looks slow.
-        budget_s: No further round begins after it. The added rounds have as long again.
+        budget_s: No further round begins after it. The added rounds have as long again, and so
+            have prompts that are sent twice.
     """
 
     rounds: int = 7
@@ -121,15 +122,21 @@ def timed_over_http(server: EngineServer, run: str, prefill: EngineServer | None
     return timed
 
 
-def repeat(router: Router, http: Http, model: str, run: str, plan: Plan) -> None:
-    """Sends prompts twice through a router: do they go where they are cached?"""
+def repeat(
+    router: Router, http: Http, model: str, run: str, plan: Plan, is_open: Callable[[], bool]
+) -> None:
+    """Sends prompts twice through a router: do they go where they are cached?
+
+    Args:
+        is_open: Whether more prompts are needed to tell.
+    """
     began = time.monotonic()
     try:
-        for number in range(REPEATED_PROMPTS):
-            if time.monotonic() - began > plan.budget_s:
-                break
-            body = completion(model, prompt(f"{run} again {number}", 2 * PROMPT_WORDS), 1)
+        while is_open() and time.monotonic() - began <= plan.budget_s:
+            seed = f"{run} again {len(router.repeats)}"
+            body = completion(model, prompt(seed, 2 * PROMPT_WORDS), 1)
             _cached(http, body)
+            time.sleep(random.uniform(0.0, _LONGEST_PAUSE_S))
             router.repeat_tokens, cached = _cached(http, body)
             router.repeats.append(cached)
     except NoAnswerError as error:
