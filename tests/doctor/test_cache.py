@@ -151,6 +151,17 @@ def test_no_more_prompts_are_sent_than_matter() -> None:
     assert len(looked_at(fleet_of(1), lambda: next(turns)).repeats) == 8
 
 
+def test_prompts_of_earlier_looks_are_no_load() -> None:
+    fleet = fleet_of(2)
+    for worker in fleet.workers:
+        ended = worker.scrapes.values[-1]
+        worker.scrapes.values[:] = [ended, ended]
+    assert len(looked_at(fleet, lambda: False).repeats) == 8
+    outcome = routing(fleet)
+    assert not outcome.findings
+    assert "0 prompt tokens in 10 s, where 1000 are needed" in outcome.unseen[0]
+
+
 def test_answers_without_cached_tokens_are_told() -> None:
     fleet = fleet_of(2)
     fleet.routers[0].repeat_error = "answers do not say"

@@ -115,7 +115,8 @@ def _caches_matter(workers: list[Worker], outcome: Outcome) -> bool:
     cached, total, when = _load(workers)
     if total < _LEAST_PROMPT_TOKENS:
         outcome.unseen.append(
-            f"whether the load repeats prompts: {total:.0f} prompt tokens in the window"
+            f"whether the load repeats prompts: {total:.0f} prompt tokens {when}, where"
+            f" {_LEAST_PROMPT_TOKENS} are needed: look for longer (--window-s)"
         )
         return False
     if cached / total < _REPEATING:
@@ -128,17 +129,14 @@ def _caches_matter(workers: list[Worker], outcome: Outcome) -> bool:
 
 
 def _load(workers: list[Worker]) -> tuple[float, float, str]:
-    """Prompt tokens that were cached, all of them, and when: of the clients' requests."""
-    for windowed in (True, False):
-        cached = total = 0.0
-        for worker in workers:
-            scrapes = worker.scrapes
-            read = scrapes.gained if windowed else scrapes.last
-            hit = read("prompt_cached") or 0.0
-            computed = read("prompt_computed")
-            cached += hit
-            total += hit + computed if computed is not None else (read("prompt_tokens") or 0.0)
-        if total >= _LEAST_PROMPT_TOKENS:
-            window_s = max(each.scrapes.window_s for each in workers)
-            return cached, total, f"in {window_s:.0f} s" if windowed else "since their start"
-    return cached, total, "since their start"
+    """Prompt tokens that were cached, all of them, and when: of the clients' requests.
+
+    In the window alone: since the start there are also prompts of earlier looks, sent twice.
+    """
+    cached = total = 0.0
+    for worker in workers:
+        gained = worker.scrapes.gained
+        hit, computed = gained("prompt_cached") or 0.0, gained("prompt_computed")
+        cached += hit
+        total += hit + computed if computed is not None else (gained("prompt_tokens") or 0.0)
+    return cached, total, f"in {max(each.scrapes.window_s for each in workers):.0f} s"
