@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
 
-from tasuki.doctor import probes
+from tasuki.doctor import probes, rpc
 from tasuki.doctor.checks import CHECKS
 from tasuki.doctor.checks.speed import looks_slow, slow_worker
 from tasuki.doctor.http import FailedError, Http, NoAnswerError, not_answered
@@ -15,6 +17,7 @@ from tasuki.doctor.look import Look, Settings
 from tasuki.doctor.picture import Fleet, Probe, Worker
 from tasuki.doctor.probes import Plan, Timed, time_workers
 from tasuki.doctor.servers import EngineServer
+from tasuki.v1 import worker_pb2 as pb
 
 PLAN = Plan(rounds=7)
 UNLUCKY = range(1, 8)
@@ -124,6 +127,26 @@ def test_only_servers_of_one_model_are_paired(monkeypatch: pytest.MonkeyPatch) -
     look._split("run")
     pairs = [pair.name for pair in look.fleet.pairs]
     assert pairs == ["prefill of m → decode of m", "prefill of n → decode of n"]
+
+
+def test_workers_get_equal_prompts_that_no_earlier_look_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts: list[list[int]] = []
+
+    @contextmanager
+    def stream(*_: object) -> Iterator[tuple[object, SimpleQueue[pb.RouterMessage]]]:
+        sent: SimpleQueue[pb.RouterMessage] = SimpleQueue()
+        info = pb.WorkerInfo(vocab_size=1000, max_model_len=4096)
+        yield iter([pb.WorkerMessage(info=info)]), sent
+        prompts.append(list(sent.get_nowait().submit.prompt_tokens))
+
+    monkeypatch.setattr(rpc, "_stream", stream)
+    for _ in range(2):
+        look = Look(Settings())
+        look.direct = {where: Worker(where, "tasuki", "mixed") for where in "ab"}
+        look._probe()
+    assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
 
 
 def test_why_a_lone_worker_was_not_probed_is_told() -> None:

@@ -212,7 +212,7 @@ class Look:
                 )
             except NoAnswerError as error:
                 server.worker.probe_error = str(error)
-        subjects += [(each, self._timed(where)) for where, each in self.direct.items()]
+        subjects += [(each, self._timed(where, run)) for where, each in self.direct.items()]
         probes.time_workers(subjects, plan, lambda: looks_slow(self.fleet))
         self._split(run)
         for server in self.servers:
@@ -243,12 +243,12 @@ class Look:
                 return each
         raise NoAnswerError("it decodes for others: give a prefill server of its model too")
 
-    def _timed(self, where: str) -> probes.Timed:
+    def _timed(self, where: str, run: str) -> probes.Timed:
         """Requests to a worker of Tasuki."""
         certificates, timeout_s = self.settings.certificates, self.settings.timeout_s
 
         def timed(round_: int) -> Probe:
-            return rpc.timed(where, certificates, timeout_s, round_, _PROBE_TOKENS)
+            return rpc.timed(where, certificates, timeout_s, run, round_, _PROBE_TOKENS)
 
         return timed
 

@@ -93,6 +93,7 @@ def timed(
     where: str,
     certificates: Certificates | None,
     timeout_s: float,
+    run: str,
     round_: int,
     tokens: tuple[int, int],
 ) -> Probe:
@@ -102,6 +103,7 @@ def timed(
         where: `host:port`.
         certificates: Of the fleet; None: plain.
         timeout_s: For all of it.
+        run: Makes the prompts differ from those of other looks, which a worker may have cached.
         round_: Seeds the prompt, which is the same for all workers of a round.
         tokens: Of the prompt, and of the answer.
 
@@ -114,7 +116,7 @@ def timed(
         for message in call:
             if message.HasField("info"):
                 began = time.monotonic()
-                outgoing.put(pb.RouterMessage(submit=_submit(message.info, round_, tokens)))
+                outgoing.put(pb.RouterMessage(submit=_submit(message.info, run, round_, tokens)))
             if not message.HasField("step"):
                 continue
             if found := sum(len(output.tokens) for output in message.step.outputs):
@@ -131,8 +133,8 @@ def timed(
     raise NoAnswerError("it ended the stream before the answer")
 
 
-def _submit(info: Any, round_: int, tokens: tuple[int, int]) -> Any:
-    draw = random.Random(f"{TENANT} {time.time_ns() // 10**12} {round_}")
+def _submit(info: Any, run: str, round_: int, tokens: tuple[int, int]) -> Any:
+    draw = random.Random(f"{run} {round_}")
     size = min(tokens[0], max(1, info.max_model_len - tokens[1] - 1))
     return pb.Submit(
         request_id=f"doctor-{uuid.uuid4()}",
