@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 
 import pytest
@@ -277,6 +278,34 @@ def test_errors_preemptions_and_full_memory_are_found() -> None:
     good = {**after, "errors": 0.0, "preemptions": 0.0, "waiting": 0.0}
     for check in ("errors", "preemptions", "KV memory"):
         assert not found(check, Fleet([worker("w", {**good, "requests": 0.0}, good)])), check
+
+
+@pytest.mark.parametrize(
+    ("failed", "requests", "findings", "open_"),
+    [(1, 5, 1, 0), (1, 20, 0, 1), (1, 100, 0, 1), (2, 20, 1, 0), (2, 1000, 0, 0), (20, 1000, 1, 0)],
+)
+def test_few_errors_are_judged_by_how_many_requests_there_were(
+    failed: float, requests: float, findings: int, open_: int
+) -> None:
+    before, after = {"requests": 1e6, "errors": 9.0}, {"requests": 1e6 + requests}
+    after["errors"] = before["errors"] + failed
+    outcome = CHECKS["errors"](Fleet([worker("w", before, after)]))
+    assert (len(outcome.findings), len(outcome.unseen)) == (findings, open_)
+    reason = {("tasuki_failures_total", "worker"): (before["errors"], after["errors"])}
+    shown = scrapes({"requests": 1e6}, {"requests": 1e6 + requests})
+    router = Router("r", "tasuki", scrapes=shown, by_reason=reason)
+    outcome = CHECKS["errors"](Fleet(routers=[router]))
+    assert (len(outcome.findings), len(outcome.unseen)) == (findings, open_)
+
+
+def test_a_fleet_that_fails_one_of_500_requests_is_seldom_accused() -> None:
+    draw, accused = random.Random(1), 0
+    for _ in range(500):
+        failed = sum(draw.random() < 0.002 for _ in range(100))
+        after = {"requests": 1e6 + 100, "errors": 2000.0 + failed}
+        fleet = Fleet([worker("w", {"requests": 1e6, "errors": 2000.0}, after)])
+        accused += len(found("errors", fleet))
+    assert accused <= 5
 
 
 def test_errors_of_a_router_that_was_started_again_are_found() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tasuki.doctor.picture import Fleet, Router, Worker, growth
+from tasuki.doctor.chance import is_above
+from tasuki.doctor.picture import Fleet, Reading, Router, Worker, growth
 from tasuki.doctor.result import Finding, Outcome
 
 _LEAST_REQUESTS = 5
@@ -68,7 +69,7 @@ def errors(fleet: Fleet) -> Outcome:
         outcome.looked_at.append(worker.name)
         for name in ("errors", "http_errors"):
             found = scrapes.recent(name, "requests", _LEAST_REQUESTS)
-            if found is None or found.value < max(1.0, _ERROR_SHARE * requests.value):
+            if found is None or not _fails(worker.name, found.value, requests, outcome):
                 continue
             outcome.findings.append(
                 Finding(
@@ -85,6 +86,20 @@ def errors(fleet: Fleet) -> Outcome:
     return outcome
 
 
+def _fails(name: str, failed: float, requests: Reading, outcome: Outcome) -> bool:
+    """Whether more requests fail than may; the outcome says if that cannot be told."""
+    if is_above(failed, requests.value, _ERROR_SHARE):
+        return True
+    if failed >= max(1.0, _ERROR_SHARE * requests.value):
+        why = (
+            f"whether {name} fails more than {_ERROR_SHARE:.0%} of its requests: {failed:.0f} of"
+            f" {requests.value:.0f} {requests.when} are too few to tell: look for longer"
+            " (--window-s)"
+        )
+        outcome.unseen += [why] if why not in outcome.unseen else []  # two metrics count them
+    return False
+
+
 def _router_errors(router: Router, outcome: Outcome) -> None:
     """What a Tasuki router could not serve: in the window, or since the start if it is quiet."""
     requests = router.scrapes.recent("requests", "requests", _LEAST_REQUESTS)
@@ -99,7 +114,7 @@ def _router_errors(router: Router, outcome: Outcome) -> None:
         }
         by_reason.pop("client", None)
         total = sum(by_reason.values())
-        if total < max(1.0, _ERROR_SHARE * requests.value):
+        if not _fails(router.name, total, requests, outcome):
             continue
         said = ", ".join(f"{reason}: {n:.0f}" for reason, n in sorted(by_reason.items()) if n)
         outcome.findings.append(
