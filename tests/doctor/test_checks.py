@@ -320,7 +320,7 @@ def test_preemptions_of_our_workers_are_judged_by_their_routers_requests() -> No
     ours = worker(
         "w",
         {"preemptions": 0.0, "running": 20.0},
-        {"preemptions": 2.0, "running": 20.0},
+        {"preemptions": 4.0, "running": 20.0},
         engine="tasuki",
     )
     assert "give the router's address" in unseen("preemptions", Fleet([ours]))
@@ -328,6 +328,19 @@ def test_preemptions_of_our_workers_are_judged_by_their_routers_requests() -> No
         shown = scrapes({"requests": 0.0}, {"requests": requests})
         fleet = Fleet([ours], routers=[Router("r", "tasuki", scrapes=shown)])
         assert len(found("preemptions", fleet)) == findings, requests
+
+
+@pytest.mark.parametrize(
+    ("preempted", "requests", "findings", "open_"),
+    [(1, 10, 0, 0), (2, 7, 1, 0), (2, 40, 0, 1), (2, 100, 0, 0), (5, 40, 1, 0)],
+)
+def test_few_preemptions_are_judged_by_how_many_requests_there_were(
+    preempted: float, requests: float, findings: int, open_: int
+) -> None:
+    before = {"preemptions": 0.0, "requests": 0.0, "running": 4.0}
+    after = {"preemptions": preempted, "requests": requests, "running": 4.0}
+    outcome = CHECKS["preemptions"](Fleet([worker("w", before, after)]))
+    assert (len(outcome.findings), len(outcome.unseen)) == (findings, open_)
 
 
 def test_a_worker_that_the_router_lost_is_found() -> None:

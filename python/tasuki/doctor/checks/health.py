@@ -152,6 +152,12 @@ def preemptions(fleet: Fleet) -> Outcome:
         outcome.looked_at.append(worker.name)
         if gained < max(2.0, _PREEMPTED_SHARE * of):
             continue
+        if not is_above(gained, of, _PREEMPTED_SHARE):
+            outcome.unseen.append(
+                f"whether {worker.name} preempts more than {_PREEMPTED_SHARE:.0%} of its requests:"
+                f" {gained:.0f} of {of:.0f} are too few to tell: look for longer (--window-s)"
+            )
+            continue
         outcome.findings.append(
             Finding(
                 f"{worker.name} preempts requests and computes them again",
