@@ -222,6 +222,21 @@ def test_without_probes_the_reported_pace_decides() -> None:
     assert "too few tokens" in unseen("slow worker", fleet)
 
 
+@pytest.mark.parametrize("tokens", [100, 300, 1000, 3000])
+def test_stalls_by_others_prompts_make_no_equal_worker_slow(tokens: int) -> None:
+    draw, accused = random.Random(tokens), 0
+    for _ in range(100):
+        fleet = Fleet()
+        for name in "ab":
+            stalls = sum(draw.random() < 0.01 for _ in range(tokens))  # of one second each
+            before = {"itl_sum": 0.0, "itl_count": 0.0, "running": 2.0}
+            took_s = 0.01 * tokens + stalls
+            after = {**before, "itl_sum": took_s, "itl_count": float(tokens)}
+            fleet.workers.append(worker(name, before, after))
+        accused += len(found("slow worker", fleet))
+    assert accused <= 2
+
+
 def sides(prefill: Mapping[str, float], decode: Mapping[str, float]) -> Fleet:
     return Fleet(
         [

@@ -12,7 +12,7 @@ _SLOWER = 1.6  # than the others' median
 _MOST_ROUNDS = 0.75  # of the rounds, it must be the slowest
 _LEAST_ROUNDS = 5
 _SLOWER_BY_METRICS = 2.0  # the load is not the same on all
-_LEAST_TOKENS = 100
+_LEAST_TOKENS = 1000  # a prompt of another client stalls many of them, for up to 100 times as long
 _BUSIER = 1.5
 
 _REMEDY = (
@@ -124,7 +124,8 @@ def _by_metrics(group: Sequence[Worker], judged: Sequence[Worker], outcome: Outc
     if silent:
         why = next((each.probe_error for each in judged if each.probe_error), "no probes")
         outcome.unseen.append(
-            f"the pace of {', '.join(silent)}: {why}, and too few tokens in the window"
+            f"the pace of {', '.join(silent)}: {why}, and too few tokens in the window:"
+            f" {_LEAST_TOKENS} are needed (--window-s)"
         )
     if len(paces) < 2:
         return
