@@ -112,9 +112,7 @@ def test_a_pause_before_the_second_request_varies(monkeypatch: pytest.MonkeyPatc
     clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=pauses.append)
     monkeypatch.setattr(probes, "time", clock)
     fleet, http = fleet_of(2), cast(Http, Cached())
-    probes.repeat(
-        fleet.routers[0], http, "m", "run", Plan(), partial(is_open, fleet, *fleet.routers)
-    )
+    probes.repeat(fleet.routers[0], http, "run", Plan(), partial(is_open, fleet, *fleet.routers))
     assert len(set(pauses)) == 8
     assert 0.0 <= min(pauses) < max(pauses) <= 0.1
 
@@ -132,7 +130,7 @@ def test_each_prompt_is_sent_twice_within_the_budget(budget_s: float, sent: int)
     fleet, server = fleet_of(2), Cached()
     (router,) = fleet.routers
     plan, is_wanted = Plan(budget_s=budget_s), partial(is_open, fleet, router)
-    probes.repeat(router, cast(Http, server), "m", "run", plan, is_wanted)
+    probes.repeat(router, cast(Http, server), "run", plan, is_wanted)
     assert router.repeats == [TOKENS] * sent
     assert server.prompts[::2] == server.prompts[1::2]
     assert len(set(server.prompts)) == sent
@@ -160,6 +158,27 @@ def test_prompts_of_earlier_looks_are_no_load() -> None:
     outcome = routing(fleet)
     assert not outcome.findings
     assert "0 prompt tokens in 10 s, where 1000 are needed" in outcome.unseen[0]
+
+
+def test_only_workers_of_the_model_that_was_asked_for_count() -> None:
+    """Another model's prompts repeat; this one's workers have no prefix cache."""
+    fleet = fleet_of(2, load_cached=0.0)
+    for other in fleet_of(2).workers:
+        other.model = "n"
+        fleet.workers.append(other)
+    fleet.routers[0].model = "m"
+    looked_at(fleet, lambda: False)
+    assert not routing(fleet).findings
+    del fleet.workers[0]
+    outcome = routing(fleet)  # one worker of the model: there is nothing to choose
+    assert not outcome.findings and not outcome.looked_at
+
+
+def test_workers_of_a_model_by_another_name_count() -> None:
+    fleet = fleet_of(2)
+    fleet.routers[0].model = "an alias"
+    looked_at(fleet, lambda: False)
+    assert len(routing(fleet).findings) == 1
 
 
 def test_answers_without_cached_tokens_are_told() -> None:

@@ -218,7 +218,8 @@ class Look:
         for server in self.servers:
             if not isinstance(server, EngineServer):
                 is_open = partial(cache.is_open, self.fleet, server.router)
-                probes.repeat(server.router, server.http, self._model(server), run, plan, is_open)
+                server.router.model = self._model(server)
+                probes.repeat(server.router, server.http, run, plan, is_open)
 
     def _prefill_for(self, server: EngineServer) -> EngineServer | None:
         """Who computes the prompts of a server's probes; None: the server itself.

@@ -170,6 +170,7 @@ class Router:
 
     Attributes:
         engine: `tasuki`, or `other`: it shows no metrics that are known here.
+        model: That it was asked for; empty: nothing was.
         by_reason: Counters with a reason, by metric and reason: at the beginning and the end.
         repeats: Of prompts that were sent twice: tokens that were cached the second time.
         repeat_tokens: Of such a prompt.
@@ -179,6 +180,7 @@ class Router:
 
     name: str
     engine: Literal["tasuki", "other"]
+    model: str = ""
     scrapes: Scrapes = field(default_factory=Scrapes)
     by_reason: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     repeats: list[int] = field(default_factory=list)

@@ -122,9 +122,7 @@ def timed_over_http(server: EngineServer, run: str, prefill: EngineServer | None
     return timed
 
 
-def repeat(
-    router: Router, http: Http, model: str, run: str, plan: Plan, is_open: Callable[[], bool]
-) -> None:
+def repeat(router: Router, http: Http, run: str, plan: Plan, is_open: Callable[[], bool]) -> None:
     """Sends prompts twice through a router: do they go where they are cached?
 
     Args:
@@ -134,7 +132,7 @@ def repeat(
     try:
         while is_open() and time.monotonic() - began <= plan.budget_s:
             seed = f"{run} again {len(router.repeats)}"
-            body = completion(model, prompt(seed, 2 * PROMPT_WORDS), 1)
+            body = completion(router.model, prompt(seed, 2 * PROMPT_WORDS), 1)
             _cached(http, body)
             time.sleep(random.uniform(0.0, _LONGEST_PAUSE_S))
             router.repeat_tokens, cached = _cached(http, body)

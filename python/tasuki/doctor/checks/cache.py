@@ -26,12 +26,12 @@ _LEAST_PROMPT_TOKENS = 1000
 def routing(fleet: Fleet) -> Outcome:
     """A prompt that is sent again must go where it is cached, if the load repeats prompts."""
     outcome = Outcome()
-    workers = _prefilling(fleet)
-    if len(workers) < 2:
-        return outcome
-    if not fleet.routers:
+    if not fleet.routers and len(_prefilling(fleet)) > 1:
         outcome.unseen.append("requests go through a router: give its URL too")
     for router in fleet.routers:
+        workers = _prefilling(fleet, router.model)
+        if len(workers) < 2:
+            continue
         if router.repeat_error or not router.repeats:
             why = router.repeat_error or "no probes"
             outcome.unseen.append(f"prompts sent twice through {router.name}: {why}")
@@ -46,14 +46,16 @@ def is_open(fleet: Fleet, router: Router) -> bool:
     """Whether more prompts have to be sent twice through this router."""
     if len(router.repeats) < _LEAST_PROMPTS:
         return True
-    workers = _prefilling(fleet)
+    workers = _prefilling(fleet, router.model)
     if len(workers) < 2 or len(router.repeats) >= _MOST_PROMPTS:
         return False
     return _uses_caches(router, len(workers)) is None and _caches_matter(workers, Outcome())
 
 
-def _prefilling(fleet: Fleet) -> list[Worker]:
-    return [each for each in fleet.workers if each.role != "decode"]
+def _prefilling(fleet: Fleet, model: str = "") -> list[Worker]:
+    """Those that prompts of this model may go to; all if none is known to serve it."""
+    able = [each for each in fleet.workers if each.role != "decode"]
+    return [each for each in able if each.model == model] or able
 
 
 def _found(router: Router) -> int:
