@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 
 import pytest
+from support.pictures import found, scrapes, unseen, worker
 
 from tasuki.doctor.checks import CHECKS
-from tasuki.doctor.picture import Engine, Fleet, Pair, Probe, Role, Router, Scrapes, Worker
+from tasuki.doctor.picture import Fleet, Pair, Probe, Router, Scrapes, Worker
 from tasuki.doctor.samples import parse, read
 from tasuki.doctor.series import VLLM
-
-
-def scrapes(*moments: Mapping[str, float], gap_s: float = 2.0) -> Scrapes:
-    """Values at moments that are so far apart."""
-    found = Scrapes()
-    for number, values in enumerate(moments):
-        found.add(number * gap_s, values)
-    return found
-
-
-def worker(
-    name: str, *moments: Mapping[str, float], engine: Engine = "vllm", role: Role = ""
-) -> Worker:
-    """A worker that shows these values."""
-    return Worker(name, engine, role, "m", scrapes=scrapes(*moments))
-
-
-def found(check: str, fleet: Fleet) -> list[str]:
-    """What a check finds, in words."""
-    return [finding.what for finding in CHECKS[check](fleet).findings]
-
-
-def unseen(check: str, fleet: Fleet) -> str:
-    return "\n".join(CHECKS[check](fleet).unseen)
 
 
 def prompts(requests: int, computed: int, loaded: int) -> dict[str, float]:
@@ -237,54 +213,6 @@ def test_stalls_by_others_prompts_make_no_equal_worker_slow(tokens: int) -> None
     assert accused <= 2
 
 
-def sides(prefill: Mapping[str, float], decode: Mapping[str, float]) -> Fleet:
-    return Fleet(
-        [
-            worker("p", *[prefill] * 6, role="prefill"),
-            worker("d", *[decode] * 6, role="decode"),
-        ]
-    )
-
-
-WAITS = {"running": 4.0, "waiting": 5.0, "kv_used": 0.95}
-ROOM = {"running": 1.0, "waiting": 0.0, "kv_used": 0.1}
-IDLE = {"running": 0.0, "waiting": 0.0, "kv_used": 0.0}
-
-
-def test_a_queue_on_one_side_and_room_on_the_other_is_a_wrong_ratio() -> None:
-    assert "wait for prefill" in found("ratio", sides(WAITS, ROOM))[0]
-    assert "wait for decode" in found("ratio", sides(IDLE, WAITS))[0]
-
-
-@pytest.mark.parametrize(("prefill", "decode"), [(WAITS, WAITS), (ROOM, ROOM), (IDLE, IDLE)])
-def test_queues_on_both_sides_or_on_none_are_no_wrong_ratio(
-    prefill: Mapping[str, float], decode: Mapping[str, float]
-) -> None:
-    assert not found("ratio", sides(prefill, decode))
-
-
-def test_prompts_that_come_one_at_a_time_keep_prefill_busy_whatever_the_gauge_shows() -> None:
-    shown = [{**IDLE, "running": float(now % 2), "ttft_sum": 2.0 * now} for now in range(6)]
-    fleet = sides(ROOM, ROOM)
-    fleet.workers[0] = worker("p", *shown, role="prefill")
-    fleet.routers = [Router("r", "tasuki", scrapes=scrapes(*[{"admission_waiting": 3.0}] * 6))]
-    assert "wait for prefill" in found("ratio", fleet)[0]
-    quick = [{**each, "ttft_sum": 0.1 * each["ttft_sum"]} for each in shown]
-    fleet.workers[0] = worker("p", *quick, role="prefill")
-    assert not found("ratio", fleet)
-
-
-def test_what_waits_on_decode_for_its_kv_is_no_queue_of_decode() -> None:
-    fleet = sides(WAITS, {**ROOM, "waiting": 9.0, "waiting_capacity": 0.0})
-    assert "wait for prefill" in found("ratio", fleet)[0]
-
-
-def test_what_the_fleets_own_log_says_is_the_remedy() -> None:
-    fleet = sides(WAITS, ROOM)
-    fleet.advice = "2:1 would give +18%, from your own log"
-    assert CHECKS["ratio"](fleet).findings[0].remedy == fleet.advice
-
-
 def test_errors_preemptions_and_full_memory_are_found() -> None:
     before = {"requests": 0.0, "errors": 0.0, "preemptions": 0.0, "kv_used": 0.99, "waiting": 3.0}
     after = {**before, "requests": 50.0, "errors": 5.0, "preemptions": 20.0}
@@ -380,14 +308,3 @@ def test_a_counter_that_appears_with_its_first_error_has_grown_from_nothing() ->
     fleet = Fleet([Worker("w", "vllm", "mixed", "m", scrapes=shown)])
     (finding,) = CHECKS["errors"](fleet).findings
     assert finding.evidence == ('http_requests_total{status="5*"}: 30 of 200 requests in 2 s',)
-
-
-def test_a_ratio_is_judged_for_each_model() -> None:
-    fleet = sides(WAITS, ROOM)
-    for other in sides(IDLE, IDLE).workers:
-        other.model, other.name = "n", f"{other.name} of n"
-        fleet.workers.append(other)
-    (finding,) = CHECKS["ratio"](fleet).findings
-    assert finding.what.startswith("1 prefill : 1 decode of m is the wrong ratio")
-    assert finding.workers == ("p",)
-    assert len(CHECKS["ratio"](fleet).looked_at) == 2

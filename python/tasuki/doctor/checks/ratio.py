@@ -12,6 +12,7 @@ _BUSY = 0.6  # a queue that lasts says more than the share of the time
 _ROOM = 0.5
 _FULL = 0.85  # of the KV memory
 _LEAST_SCRAPES = 4
+_LEAST_REQUESTS = 15  # one burst of a few long prompts lasts as long as the window
 
 
 def ratio(fleet: Fleet) -> Outcome:
@@ -41,7 +42,7 @@ def _judge(fleet: Fleet, sides: dict[str, list[Worker]], model: str, outcome: Ou
     queued = {role: _queued(side) for role, side in sides.items()}
     admission = _admission(fleet)
     shape = f"{len(sides['prefill'])} prefill : {len(sides['decode'])} decode{model}"
-    outcome.looked_at.append(
+    seen = (
         f"{shape}, busy {busy['prefill']:.0%} : {busy['decode']:.0%}, queue"
         f" {queued['prefill']:.0%} : {queued['decode']:.0%} of the time"
     )
@@ -51,6 +52,14 @@ def _judge(fleet: Fleet, sides: dict[str, list[Worker]], model: str, outcome: Ou
             continue
         if busy[other] > _ROOM or queued[other] >= _PERSISTENT:
             continue
+        happened = _happened(fleet, sides[short])
+        if happened < _LEAST_REQUESTS:
+            outcome.unseen.append(
+                f"whether {seen}, is the wrong ratio: requests wait for {short}, but"
+                f" {happened:.0f} ended, ran or waited, where {_LEAST_REQUESTS} are needed: look"
+                " for longer (--window-s)"
+            )
+            return
         outcome.findings.append(
             Finding(
                 f"{shape} is the wrong ratio: requests wait for {short}, {other} has room",
@@ -65,6 +74,18 @@ def _judge(fleet: Fleet, sides: dict[str, list[Worker]], model: str, outcome: Ou
                 {f"{role}_busy_share": share for role, share in busy.items()},
             )
         )
+    outcome.looked_at.append(seen)
+
+
+def _happened(fleet: Fleet, workers: Sequence[Worker]) -> float:
+    """How many requests of a side ended in the window, ran or waited: what it is judged by."""
+    ended = [worker.scrapes.gained("requests") for worker in workers]
+    if workers[0].engine == "tasuki":  # only routers count requests
+        ended = [router.scrapes.gained("requests") for router in fleet.routers]
+    names = ("running", "waiting", "prefill_queue", "decode_queue")
+    held = [worker.scrapes.mean(name) for worker in workers for name in names]
+    held += [router.scrapes.mean("admission_waiting") for router in fleet.routers]
+    return sum(count or 0.0 for count in (*ended, *held))
 
 
 def _remedy(short: str, other: str, sides: dict[str, list[Worker]]) -> str:
