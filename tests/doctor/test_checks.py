@@ -234,11 +234,13 @@ def test_few_errors_are_judged_by_how_many_requests_there_were(
     after["errors"] = before["errors"] + failed
     outcome = CHECKS["errors"](Fleet([worker("w", before, after)]))
     assert (len(outcome.findings), len(outcome.unseen)) == (findings, open_)
+    assert len(outcome.looked_at) == 1 - open_
     reason = {("tasuki_failures_total", "worker"): (before["errors"], after["errors"])}
     shown = scrapes({"requests": 1e6}, {"requests": 1e6 + requests})
     router = Router("r", "tasuki", scrapes=shown, by_reason=reason)
     outcome = CHECKS["errors"](Fleet(routers=[router]))
     assert (len(outcome.findings), len(outcome.unseen)) == (findings, open_)
+    assert len(outcome.looked_at) == 1 - open_
 
 
 def test_a_fleet_that_fails_one_of_500_requests_is_seldom_accused() -> None:
@@ -284,6 +286,7 @@ def test_few_preemptions_are_judged_by_how_many_requests_there_were(
     after = {"preemptions": preempted, "requests": requests, "running": 4.0}
     outcome = CHECKS["preemptions"](Fleet([worker("w", before, after)]))
     assert (len(outcome.findings), len(outcome.unseen)) == (findings, open_)
+    assert len(outcome.looked_at) == 1 - open_
 
 
 def test_a_worker_that_the_router_lost_is_found() -> None:

@@ -96,7 +96,9 @@ def _fails(name: str, failed: float, requests: Reading, outcome: Outcome) -> boo
             f" {requests.value:.0f} {requests.when} are too few to tell: look for longer"
             " (--window-s)"
         )
-        outcome.unseen += [why] if why not in outcome.unseen else []  # two metrics count them
+        if name in outcome.looked_at:  # the other metric may have said so already
+            outcome.looked_at.remove(name)
+            outcome.unseen.append(why)
     return False
 
 
@@ -149,14 +151,15 @@ def preemptions(fleet: Fleet) -> Outcome:
                     f"how many requests {worker.name} has ended: give the router's address too"
                 )
                 continue
-        outcome.looked_at.append(worker.name)
-        if gained < max(2.0, _PREEMPTED_SHARE * of):
-            continue
-        if not is_above(gained, of, _PREEMPTED_SHARE):
+        few = gained < max(2.0, _PREEMPTED_SHARE * of)
+        if not few and not is_above(gained, of, _PREEMPTED_SHARE):
             outcome.unseen.append(
                 f"whether {worker.name} preempts more than {_PREEMPTED_SHARE:.0%} of its requests:"
                 f" {gained:.0f} of {of:.0f} are too few to tell: look for longer (--window-s)"
             )
+            continue
+        outcome.looked_at.append(worker.name)
+        if few:
             continue
         outcome.findings.append(
             Finding(
