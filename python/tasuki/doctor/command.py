@@ -99,6 +99,11 @@ def doctor(
         certificates = Certificates.of(fleet_cert, fleet_key, fleet_ca)
     except (PreflightError, FleetError) as error:
         raise DoctorError(str(error)) from error
+    if expect is not None and not expected.default:
+        raise DoctorError(
+            f"--expect {expect} has no rate that every link must reach: give one such as 20GB/s, or"
+            " a file of `tasuki linkbench --save` (one of `tasuki preflight` is for its peers only)"
+        )
     settings = Settings(
         window_s=window_s,
         probe=None if no_probes else Plan(probe_rounds, probe_budget_s),
