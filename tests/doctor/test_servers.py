@@ -229,7 +229,7 @@ def test_a_prefill_server_is_known_though_earlier_probes_asked_it_for_more() -> 
     real.take(0.0, parse(capture("vllm-probed-prefill")))
     real.infer_role()
     assert real.worker.role == "prefill"
-    assert asked(8, 0).worker.role == ""  # probed, and nothing else
+    assert (asked(8, 0).worker.role, asked(1, 1).worker.role) == ("", "")  # probed; a health check
     assert asked(8, 0, window=6).worker.role == "prefill"
     assert asked(100, 92).worker.role == "prefill"
     assert asked(100, 60).worker.role == ""

@@ -14,7 +14,7 @@ from tasuki.doctor.http import Http, NoAnswerError
 from tasuki.doctor.picture import Engine, Pair, Router, Scrapes, Worker
 from tasuki.doctor.samples import Sample, labels_of, parse, read
 
-_LEAST_REQUESTS = 5  # in the window, to tell a role by them alone
+_LEAST_REQUESTS = 5  # to tell a role by them alone: the first may be somebody's health check
 _PREFILL_SHARE = 0.9
 _SGLANG_CONFIG = {
     "version": "version",
@@ -79,7 +79,7 @@ def _asked_for_one_token(scrapes: Scrapes) -> bool:
     of, least = "max_tokens_count", _LEAST_REQUESTS
     asked = scrapes.recent(of, of, least)
     ones = scrapes.recent("max_tokens_one", of, least)
-    if asked is None or ones is None or not asked.value:
+    if asked is None or ones is None or asked.value < least:
         return False
     return ones.value >= _PREFILL_SHARE * asked.value
 
