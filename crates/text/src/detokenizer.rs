@@ -86,6 +86,20 @@ impl Detokenizer {
         self
     }
 
+    /// The text goes on behind these tokens, and their own text is not part of it. A character
+    /// that they begin is.
+    #[must_use]
+    pub fn after(mut self, tokens: &[u32]) -> Self {
+        self.push(tokens);
+        if let State::ByteFallback { run, strip } = &mut self.state
+            && !run.is_empty()
+        {
+            *strip = 0;
+            take_whole_characters(run, &mut String::new());
+        }
+        self
+    }
+
     /// Takes the next tokens; returns the text that they completed.
     pub fn push(&mut self, tokens: &[u32]) -> String {
         let mut text = String::new();

@@ -94,3 +94,25 @@ fn unfinished_characters_come_out_as_replacements_at_the_end() {
         assert_eq!(detokenizer.finish(), whole.trim_start(), "{name}");
     }
 }
+
+#[test]
+fn text_goes_on_behind_a_prompt() {
+    for name in ["byte_level", "byte_fallback"] {
+        let model = ModelText::load(&small_model(name)).expect("the model loads");
+        for prompt in ["a", "a\n", "a 🦀", "界🦀🦀"] {
+            let ids = model.encode(prompt, false).expect("encodes");
+            let all = model.encode(&format!("{prompt} x🦀"), false);
+            let all = all.expect("encodes");
+            let answer = all.strip_prefix(&ids[..]).expect("the prompt comes first");
+            let last = &ids[ids.len().saturating_sub(8)..];
+            let mut detokenizer = Detokenizer::new(&model, true).after(last);
+            let text = detokenizer.push(answer) + &detokenizer.finish();
+            assert_eq!(text, " x🦀", "{name}: {prompt:?}");
+        }
+        let crab = model.encode("a 🦀", false).expect("encodes");
+        let (begun, rest) = crab.split_at(crab.len() - 1);
+        let mut detokenizer = Detokenizer::new(&model, true).after(begun);
+        let text = detokenizer.push(rest) + &detokenizer.finish();
+        assert_eq!(text.trim_start(), "🦀", "{name}");
+    }
+}

@@ -238,7 +238,7 @@ impl PromptOutputs {
             let mut detokenizer = Detokenizer::new(text, delivery.skip_special_tokens)
                 .keeping(Arc::clone(&delivery.kept_special_tokens));
             if job.continues_prompt {
-                detokenizer.push(context);
+                detokenizer = detokenizer.after(context);
             }
             ChoiceText::new(detokenizer, delivery, beginning)
         });

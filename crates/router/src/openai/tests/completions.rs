@@ -1,8 +1,15 @@
+use std::path::Path;
+use std::sync::Arc;
+
 use axum::http::StatusCode;
 use serde_json::{Value, json};
+use tasuki_text::ModelText;
 
 use super::{post, saying};
-use crate::testing::EOS;
+use crate::app::App;
+use crate::models::Models;
+use crate::serve::api::{Event, Finish};
+use crate::testing::{EOS, FakeGenerator, settings};
 
 const PATH: &str = "/v1/completions";
 
@@ -122,4 +129,38 @@ async fn min_tokens_and_stops_are_passed_on() {
     assert_eq!(seen[0].sampling.stop_token_ids, [9]);
     assert_eq!(seen[0].sampling.min_tokens, 2);
     assert_eq!(seen[0].cache_salt, "t");
+}
+
+/// An app of a model whose rare characters, line feeds among them, are tokens for each byte.
+fn with_byte_tokens(answer: &str) -> Arc<App> {
+    let folder =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/text/models/byte_fallback");
+    let text = Arc::new(ModelText::load(&folder).unwrap());
+    let tokens = text.encode(answer, false).unwrap();
+    let generator = FakeGenerator::new(move |generation| {
+        let last = Event::Tokens {
+            choice: 0,
+            tokens: tokens.clone(),
+            logprobs: Vec::new(),
+            finish: Some(Finish::Length),
+        };
+        assert!(generation.prompt.len() > 1, "the prompt is tokens");
+        vec![last, Event::Done(Box::default())]
+    });
+    let models = Models::new(vec![(vec!["m".to_owned()], text)]);
+    Arc::new(App::new(Arc::new(generator), models, settings()))
+}
+
+#[tokio::test]
+async fn the_end_of_a_prompt_is_not_said_again() {
+    let app = with_byte_tokens("x y");
+    for prompt in ["a:\n", "a 🦀", "🦀🦀", "\n\n\n\n\n\n\n\n\n"] {
+        for echo in [false, true] {
+            let body = json!({"prompt": prompt, "stop": "\n", "echo": echo});
+            let choice = post(&app, PATH, body).await.json()["choices"][0].clone();
+            let echoed = if echo { prompt } else { "" };
+            assert_eq!(choice["text"], format!("{echoed} x y"), "{prompt:?}");
+            assert_eq!(choice["finish_reason"], "length", "{prompt:?}");
+        }
+    }
 }
