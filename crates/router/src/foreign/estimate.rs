@@ -41,7 +41,12 @@ impl Estimate {
         let mut prompts = Prompts::default();
         let (prompt, n, max_tokens) = match path {
             "/generate" => {
-                prompts.take(body.get("text").or(body.get("input_ids")));
+                let field = if body.has("text") {
+                    "text"
+                } else {
+                    "input_ids"
+                };
+                prompts.take(body.get(field));
                 let sampling = sampling_params(body)?;
                 let most = |name| -> Result<Option<u32>, ApiError> {
                     let given = sampling.iter().map(|sampling| number(sampling, name));
@@ -177,7 +182,15 @@ impl Prompts {
                 self.count = u32::try_from(lists.len()).unwrap_or(u32::MAX);
                 self.tokens.extend(lists.into_iter().flatten());
             }
-            None => {}
+            // Engines may read more forms than these, such as ids written `1.0`.
+            None => {
+                let items: Vec<&RawValue> = serde_json::from_str(prompt.get()).unwrap_or_default();
+                let first = items.first().map(|item| item.get());
+                self.is_list = first.is_some_and(|item| item.starts_with(['[', '"']));
+                if self.is_list {
+                    self.count = u32::try_from(items.len()).unwrap_or(u32::MAX);
+                }
+            }
         }
     }
 
@@ -267,6 +280,17 @@ mod tests {
         assert_eq!(shape(GENERATE, ids), (2, 4, true, 3));
         let each = r#"{"text":["1234","5678"],"sampling_params":[{"n":3},{"max_new_tokens":9}]}"#;
         assert_eq!(shape(GENERATE, each), (1, 6, true, 9));
+        let no_text = r#"{"text":null,"input_ids":[[1,2],[3,4]]}"#;
+        assert_eq!(shape(GENERATE, no_text), (2, 2, true, 128));
+        // Engines make whole numbers of these, and text of half a surrogate pair.
+        let odd = r#"{"prompt":[[1.0],[true],[3]]}"#;
+        assert_eq!(shape(COMPLETIONS, odd), (1, 3, true, 16));
+        let half = r#"{"prompt":["\ud800","a"]}"#;
+        assert_eq!(shape(COMPLETIONS, half), (1, 2, true, 16));
+        assert_eq!(
+            shape(COMPLETIONS, r#"{"prompt":[1.0,2]}"#),
+            (1, 1, false, 16)
+        );
         assert_eq!(shape(GENERATE, "{}"), (1, 1, false, 128));
         let nothing = r#"{"n":null,"max_tokens":null}"#;
         assert_eq!(shape(CHAT, nothing), (1, 1, false, 256));

@@ -70,14 +70,18 @@ async fn batches_and_choices_have_rooms_of_their_own() {
             "/generate",
             r#"{"input_ids":[[1],[2]],"sampling_params":{"n":2}}"#,
         ),
+        ("/generate", r#"{"text":null,"input_ids":[[1],[2]]}"#),
         (COMPLETIONS, r#"{"model":"theirs","prompt":["a","b"]}"#),
         (CHAT, r#"{"model":"theirs","messages":[],"n":3}"#),
     ] {
         let got = router.post(path, body).await;
         assert_eq!(got.status, 200, "{body}: {}", got.body);
     }
-    assert_eq!(workers[1].legs().len(), 6);
-    assert_eq!(fabric.rooms.lock().unwrap().len(), 3 + 1 + 2 + 4 + 2 + 3);
+    assert_eq!(workers[1].legs().len(), 7);
+    assert_eq!(
+        fabric.rooms.lock().unwrap().len(),
+        3 + 1 + 2 + 4 + 2 + 2 + 3
+    );
     fabric.check();
 }
 
