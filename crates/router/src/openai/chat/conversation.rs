@@ -264,12 +264,15 @@ fn parse_tool_arguments(message: &mut Value) {
         return;
     };
     for call in calls {
-        if let Some(arguments) = call.pointer_mut("/function/arguments")
-            && let Some(parsed) = arguments
-                .as_str()
-                .and_then(|text| serde_json::from_str(text).ok())
-                .filter(Value::is_object)
-        {
+        let Some(arguments) = call.pointer_mut("/function/arguments") else {
+            continue;
+        };
+        if arguments == "" {
+            // Some servers stream a call without arguments so.
+            *arguments = "{}".into();
+        }
+        let parsed = arguments.as_str().map(serde_json::from_str);
+        if let Some(Ok(parsed @ Value::Object(_))) = parsed {
             *arguments = parsed;
         }
     }
@@ -339,10 +342,12 @@ mod tests {
         let mut message = json!({"role": "assistant", "tool_calls": [
             {"function": {"name": "f", "arguments": "{\"a\": 1}"}},
             {"function": {"name": "g", "arguments": "not json"}},
+            {"function": {"name": "h", "arguments": ""}},
         ]});
         parse_tool_arguments(&mut message);
         let calls = &message["tool_calls"];
         assert_eq!(calls[0]["function"]["arguments"], json!({"a": 1}));
         assert_eq!(calls[1]["function"]["arguments"], "not json");
+        assert_eq!(calls[2]["function"]["arguments"], json!({}));
     }
 }
