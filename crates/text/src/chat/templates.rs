@@ -106,7 +106,7 @@ impl Templates {
     }
 
     fn render_by(&self, template: &Template, input: ChatInput<'_>) -> Result<String, TextError> {
-        let mut messages = normalize(input.messages)?;
+        let mut messages = normalize(input.messages, asks_for_no_content(&template.source))?;
         if !template.source.contains(DEVELOPER) {
             messages.iter_mut().for_each(call_developer_system);
         }
@@ -256,9 +256,17 @@ fn call_developer_system(message: &mut Json) {
     }
 }
 
-/// Messages as the template gets them: no keys without a value, and reasoning
-/// under each of its names.
-fn normalize(messages: Json) -> Result<Vec<Json>, TextError> {
+/// Whether a template asks if a message's content is none. Others would write it out.
+fn asks_for_no_content(source: &str) -> bool {
+    ["content is ", "content'] is ", "content\"] is "]
+        .iter()
+        .flat_map(|asks| source.split(asks).skip(1))
+        .any(|rest| rest.trim_start_matches("not ").starts_with("none"))
+}
+
+/// Messages as the template gets them: no keys without a value, but for content if
+/// `content_is_none`, and reasoning under each of its names.
+fn normalize(messages: Json, content_is_none: bool) -> Result<Vec<Json>, TextError> {
     let Json::Array(mut messages) = messages else {
         return Err(TextError::bad_chat(MESSAGES, "messages must be a list"));
     };
@@ -272,6 +280,9 @@ fn normalize(messages: Json) -> Result<Vec<Json>, TextError> {
             return Err(TextError::bad_chat(MESSAGES, message));
         };
         fields.retain(|_, value| !value.is_null());
+        if content_is_none {
+            fields.entry("content").or_insert(Json::Null);
+        }
         let reasoning = REASONING.iter().find_map(|name| fields.get(*name)).cloned();
         if let Some(reasoning) = reasoning {
             let mut aliased = Map::new();

@@ -169,3 +169,34 @@ fn null_messages_fields_are_absent() {
     let rendered = model.render_chat(ChatInput::new(value, now()));
     assert_eq!(rendered.expect("renders"), "False True");
 }
+
+#[test]
+fn a_template_that_asks_for_content_of_none_gets_it() {
+    let called = json!([
+        {"role": "assistant", "content": null, "tool_calls": [{"x": 1}]},
+        {"role": "assistant", "tool_calls": [{"x": 2}]},
+        {"role": "assistant", "content": "c"},
+    ]);
+    for (template, expected) in [
+        (
+            "{% for m in messages %}{% if m['content'] is none %}{{ m['tool_calls'][0]['x'] }}\
+             {% endif %}{% if m['content'] is not none %}{{ '+' + m['content'] }}{% endif %}\
+             {% endfor %}",
+            "12+c",
+        ),
+        (
+            "{% for m in messages %}{% set content = m.content %}\
+             {{ '-' if content is not none else 'no' }}{% endfor %}",
+            "nono-",
+        ),
+        // One that does not ask would write it.
+        (
+            "{% for m in messages %}[{{ m.content }}]{% endfor %}",
+            "[][][c]",
+        ),
+    ] {
+        let model = Folder::new("none", &[("chat_template.jinja", template)]).load();
+        let rendered = model.render_chat(ChatInput::new(called.clone(), now()));
+        assert_eq!(rendered.expect(template), expected);
+    }
+}

@@ -10,6 +10,9 @@ use crate::error::ApiError;
 use crate::models::Model;
 use crate::openai::request::types::TemplateFields;
 
+/// In a template that joins a call's arguments to other text, as DeepSeek's do.
+const JOINED_ARGUMENTS: &str = "['arguments'] +";
+
 /// A conversation as the model gets it.
 pub struct Conversation {
     pub text: String,
@@ -55,7 +58,13 @@ pub fn render(
     let has_tools = tools.is_some();
     let mut messages = fields.messages.unwrap_or_default();
     check_messages(name, &messages)?;
-    messages.iter_mut().for_each(parse_tool_arguments);
+    let joined = match &fields.chat_template {
+        Some(template) => template.contains(JOINED_ARGUMENTS),
+        None => text.template_contains(JOINED_ARGUMENTS),
+    };
+    for message in &mut messages {
+        fit_tool_arguments(message, joined);
+    }
     let mut messages = Value::Array(messages);
     let mut template_kwargs = fields.chat_template_kwargs.unwrap_or_default();
     if let Some(effort) = fields.reasoning_effort {
@@ -258,8 +267,8 @@ fn check_content(place: &str, content: Option<&Value>) -> Result<(), ApiError> {
 }
 
 /// Templates want the arguments of past tool calls as objects; OpenAI's
-/// clients send them as JSON in a string.
-fn parse_tool_arguments(message: &mut Value) {
+/// clients send them as JSON in a string. `joined`: the template wants that.
+fn fit_tool_arguments(message: &mut Value, joined: bool) {
     let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) else {
         return;
     };
@@ -270,6 +279,9 @@ fn parse_tool_arguments(message: &mut Value) {
         if arguments == "" {
             // Some servers stream a call without arguments so.
             *arguments = "{}".into();
+        }
+        if joined {
+            continue;
         }
         let parsed = arguments.as_str().map(serde_json::from_str);
         if let Some(Ok(parsed @ Value::Object(_))) = parsed {
@@ -344,7 +356,7 @@ mod tests {
             {"function": {"name": "g", "arguments": "not json"}},
             {"function": {"name": "h", "arguments": ""}},
         ]});
-        parse_tool_arguments(&mut message);
+        fit_tool_arguments(&mut message, false);
         let calls = &message["tool_calls"];
         assert_eq!(calls[0]["function"]["arguments"], json!({"a": 1}));
         assert_eq!(calls[1]["function"]["arguments"], "not json");

@@ -241,3 +241,24 @@ async fn marks_may_be_special_tokens() {
     let without = &choices(&app, json!({"tools": null})).await[0]["message"];
     assert_eq!(without["content"], "[{\"name\":\"f\",\"arguments\":{}}]");
 }
+
+#[tokio::test]
+async fn templates_of_deepseek_get_past_arguments_as_text() {
+    let template = "{% for m in messages %}{% if m['content'] is none %}\
+        {% for tool in m['tool_calls'] %}{{ tool['function']['name'] + ':' + \
+        tool['function']['arguments'] + ';' }}{% endfor %}{% endif %}{% endfor %}";
+    let model = TestModel::with_template(Some(template));
+    let generator = Arc::new(FakeGenerator::saying("ok"));
+    let app = Arc::new(App::new(
+        Arc::clone(&generator) as _,
+        model.only(),
+        settings(),
+    ));
+    let call = |name, arguments| json!({"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}});
+    let body = json!({"messages": [{"role": "assistant", "content": null,
+        "tool_calls": [call("f", "{\"a\": 1}"), call("g", "")]}]});
+    let answer = post(&app, PATH, body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let prompt = generator.seen.lock().unwrap()[0].prompt.clone();
+    assert_eq!(*prompt, *tokens_of("f:{\"a\": 1};g:{};"));
+}
