@@ -164,6 +164,32 @@ impl App {
         }
     }
 
+    /// The model of a request to a path that only our own workers serve.
+    ///
+    /// # Errors
+    /// Workers of another engine serve it, or nobody does; several models, and no name.
+    pub fn find_own(
+        &self,
+        requested: Option<&str>,
+        path: &str,
+        instead: &str,
+    ) -> Result<Arc<Model>, ApiError> {
+        let own = self.models.find(requested);
+        if own.is_err()
+            && let Some(foreign) = self.find_foreign(requested)?
+        {
+            let name = foreign.names.first().map_or("", String::as_str);
+            return Err(ApiError::invalid(
+                "model",
+                format!(
+                    "model is {name}, which vLLM or SGLang workers serve; {path} is for models of \
+                     Tasuki's own workers. {instead}"
+                ),
+            ));
+        }
+        own.map(|(_, model)| model)
+    }
+
     /// The model of a request to one of SGLang's own paths, which need not name it; `None`: our
     /// own workers serve it.
     ///

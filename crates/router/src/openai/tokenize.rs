@@ -19,6 +19,9 @@ use crate::openai::request::types::{DetokenizeFields, TemplateFields, TokenizeFi
 use crate::openai::request::validate::{count, token_ids};
 use crate::pool::Purpose;
 
+/// What to do with other engines' models.
+const ASK_A_WORKER: &str = "Send it to such a worker itself.";
+
 #[derive(Debug, Serialize)]
 pub struct Tokenized {
     count: usize,
@@ -67,7 +70,7 @@ async fn work<T: Send + 'static>(
 fn tokenize_body(app: &App, bytes: &[u8]) -> Result<Tokenized, ApiError> {
     let fields: TokenizeFields = body::parse(bytes)?;
     let template: TemplateFields = body::parse(bytes)?;
-    let (_, model) = app.models.find(fields.model.as_deref())?;
+    let model = app.find_own(fields.model.as_deref(), "/tokenize", ASK_A_WORKER)?;
     let tokens = match (fields.prompt, &template.messages) {
         (Some(prompt), None) => {
             check_length(app, &model, "prompt", &prompt)?;
@@ -111,7 +114,7 @@ fn check_length(app: &App, model: &Model, param: &str, text: &str) -> Result<(),
 
 fn detokenize_body(app: &App, bytes: &[u8]) -> Result<Detokenized, ApiError> {
     let fields: DetokenizeFields = body::parse(bytes)?;
-    let (_, model) = app.models.find(fields.model.as_deref())?;
+    let model = app.find_own(fields.model.as_deref(), "/detokenize", ASK_A_WORKER)?;
     let ids = fields
         .tokens
         .ok_or_else(|| ApiError::invalid("tokens", "tokens is missing."))?;

@@ -197,6 +197,30 @@ async fn what_only_the_router_says_is_refused_of_clients() {
 }
 
 #[tokio::test]
+async fn tokens_are_of_our_own_models() {
+    let (router, _workers, _fabric) = fleet(&[""]).await;
+    for (path, field) in [
+        ("/tokenize", r#""prompt":"x""#),
+        ("/detokenize", r#""tokens":[1]"#),
+    ] {
+        for model in [r#""model":"theirs","#, ""] {
+            let got = router.post(path, &format!("{{{model}{field}}}")).await;
+            assert_eq!(got.status, 400, "{path}: {}", got.body);
+            let says = format!(
+                "model is theirs, which vLLM or SGLang workers serve; {path} is for models of \
+                 Tasuki's own workers. Send it to such a worker itself."
+            );
+            assert!(got.body.contains(&says), "{}", got.body);
+        }
+        let got = router
+            .post(path, &format!(r#"{{"model":"none",{field}}}"#))
+            .await;
+        assert_eq!(got.status, 404, "{path}: {}", got.body);
+        assert!(got.body.contains("Served here: theirs"), "{}", got.body);
+    }
+}
+
+#[tokio::test]
 async fn responses_are_for_our_own_models() {
     let (router, workers, _) = fleet(&[""]).await;
     let body = r#"{"model":"theirs","input":"x"}"#;

@@ -193,7 +193,7 @@ pub async fn serve<W: Wording>(
 }
 
 /// A body, and the model that it names, if it does.
-fn named(bytes: &[u8]) -> Result<(Object, Option<String>), ApiError> {
+pub fn named(bytes: &[u8]) -> Result<(Object, Option<String>), ApiError> {
     #[derive(Deserialize)]
     struct Named {
         model: Option<String>,

@@ -52,15 +52,11 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<wording::ResponseWording>
 /// Workers of other engines store responses, and a split request of theirs is a chat or a
 /// completion.
 fn refuse_foreign(app: &App, bytes: &[u8]) -> Result<Option<ForForeign>, ApiError> {
-    let Some(found) = intake::find_foreign(app, bytes)? else {
-        return Ok(None);
-    };
-    let name = found.model.names.first().map_or("", String::as_str);
-    Err(ApiError::invalid(
-        "model",
-        format!(
-            "model is {name}, which vLLM or SGLang workers serve; /v1/responses is for models of \
-             Tasuki's own workers. Use /v1/chat/completions."
-        ),
-    ))
+    let (_, name) = intake::named(bytes)?;
+    app.find_own(
+        name.as_deref(),
+        "/v1/responses",
+        "Use /v1/chat/completions.",
+    )?;
+    Ok(None)
 }
