@@ -154,8 +154,12 @@ async fn generate(app: &Arc<App>, model: Option<&str>) -> Result<(), ApiError> {
     if let Some(model) = model {
         body["model"] = model.into();
     }
-    let request = Request::post("/v1/completions")
-        .header(header::CONTENT_TYPE, "application/json")
+    let mut request =
+        Request::post("/v1/completions").header(header::CONTENT_TYPE, "application/json");
+    if let Some(header) = &app.settings.tenant_header {
+        request = request.header(header, TENANT);
+    }
+    let request = request
         .body(Body::from(body.to_string()))
         .expect("the path and the header are valid");
     let response = openai::completions(State(Arc::clone(app)), request).await?;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::http::StatusCode;
+use axum::http::{HeaderName, StatusCode};
 use futures::future::join_all;
 use tasuki_core::FailureKind;
 use tasuki_policy::NoPlacement;
 
 use super::get;
-use crate::app::App;
+use crate::app::{App, HttpSettings};
 use crate::health_generate::Probes;
 use crate::models::Models;
 use crate::serve::api::{Event, ServeError};
@@ -50,6 +50,26 @@ async fn probes_that_come_together_share_one_generation() {
     assert_eq!(seen.len(), 1);
     assert_eq!((seen[0].n, seen[0].sampling.max_tokens), (1, 2));
     assert_eq!(&*seen[0].tenant, "health_generate");
+}
+
+#[tokio::test]
+async fn a_probe_is_a_tenant_of_its_own_where_a_header_names_tenants() {
+    let generator = Arc::new(FakeGenerator::saying("ab"));
+    let settings = HttpSettings {
+        tenant_header: Some(HeaderName::from_static("x-team")),
+        ..settings()
+    };
+    let app = App::new(
+        Arc::clone(&generator) as _,
+        TestModel::new().only(),
+        settings,
+    );
+    let answer = get(&Arc::new(app), PATH).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    assert_eq!(
+        &*generator.seen.lock().unwrap()[0].tenant,
+        "health_generate"
+    );
 }
 
 #[tokio::test]
