@@ -25,7 +25,7 @@ const THINK: [&str; 2] = ["<think>", "</think>"];
 
 /// What a worker that begins anew keeps to as the first one did. Fields that are neither here nor
 /// below may ask for what it cannot keep to: an answer with one of them does not go on.
-const WITH: [&str; 43] = [
+const WITH: [&str; 42] = [
     "model",
     "messages",
     "prompt",
@@ -48,7 +48,6 @@ const WITH: [&str; 43] = [
     "logit_bias",
     "allowed_token_ids",
     "add_special_tokens",
-    "add_generation_prompt",
     "chat_template",
     "chat_template_kwargs",
     "documents",
@@ -73,7 +72,7 @@ const WITH: [&str; 43] = [
 
 /// What an answer so far must not depend on, or have: a worker that begins anew knows only the
 /// text. Each with the values that ask for nothing.
-const NOT_WITH: [(&str, &[&str]); 26] = [
+const NOT_WITH: [(&str, &[&str]); 27] = [
     ("n", &["1"]),
     ("best_of", &["1"]),
     ("tools", &["[]"]),
@@ -98,6 +97,8 @@ const NOT_WITH: [(&str, &[&str]); 26] = [
     ("ebnf", &[]),
     ("return_token_ids", &["false"]),
     ("continue_final_message", &["false"]),
+    // Without it the answer belongs to the message before, and goes on as one of its own.
+    ("add_generation_prompt", &["true"]),
     ("use_beam_search", &["false"]),
     ("min_tokens", &["0"]),
 ];

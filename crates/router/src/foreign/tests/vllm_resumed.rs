@@ -75,6 +75,7 @@ async fn what_a_worker_cannot_go_on_with_is_not_tried() {
         with(r#""temperature":0,"logprobs":1"#),
         with(r#""temperature":0,"structured_outputs":{}"#),
         with(r#""temperature":0,"structural_tag":{}"#),
+        with(r#""temperature":0,"add_generation_prompt":false"#),
         with(r#""temperature":0,"of_a_later_version":1"#),
     ] {
         let (router, mut workers, _) = fleet(&["", ""]).await;
