@@ -163,7 +163,7 @@ impl Balancer {
     }
 
     /// Looks at the workers, a few times a second. `waiting`: requests that wait to be placed.
-    /// `None`: nothing is asked of them, or they cannot serve.
+    /// `None`: nothing is asked of them, or there are none.
     pub fn look(&mut self, fleet: &FleetState, waiting: usize, now: Duration) -> Option<Look> {
         self.learn_share(fleet);
         let waits = now.saturating_sub(self.ordered) < ANSWER_WITHIN;
@@ -256,7 +256,7 @@ impl Balancer {
                 *kept.of(state.view.role) += 1;
             }
         }
-        if !all.serves() {
+        if workers.is_empty() {
             return None;
         }
         let task = self.tasks(fleet, &workers, rates);

@@ -75,3 +75,27 @@ fn thresholds_split_long_prompts_and_move_workers_that_are_too_slow() {
     let first = &run.role_changes[0];
     assert_eq!((first.from, first.to), (Role::Decode, Role::Prefill));
 }
+
+#[test]
+fn a_worker_takes_over_what_a_lost_one_did_alone() {
+    for lost in [0, 1] {
+        let config = Config {
+            warm_router: true,
+            roles: Roles::Follow(RolesConfig::default()),
+            faults: vec![Fault {
+                at: Time::from_s(10.0),
+                worker: lost,
+                kind: FaultKind::Crash { back_after_s: 1e6 },
+            }],
+            ..config(&[Role::Prefill, Role::Decode])
+        };
+        // A split serves twice as many of them as one worker that does both.
+        let requests = (0..200).map(|i| (0.2 * i as f64, 1_000, 20)).enumerate();
+        let mut requests = requests.map(|(index, (due_s, prompt, output))| {
+            Request::new(index, Time::from_s(due_s), prompt, output)
+        });
+        let run = simulate(config, &mut requests);
+        let failed = run.outcomes.iter().filter(|o| o.failure.is_some()).count();
+        assert!(failed < 10, "{failed} failed: {:?}", run.role_changes);
+    }
+}
