@@ -173,6 +173,22 @@ pub struct HardwareArgs {
     pub between_steps_ms: Option<f64>,
 }
 
+impl HardwareArgs {
+    /// The limits of a worker that are given and that `tasuki serve` has by the same name, but for the
+    /// size of a step, which a plan varies.
+    pub fn given(&self) -> Vec<(&'static str, u32)> {
+        let limits = [
+            ("--block-size", self.block_size),
+            ("--max-model-len", self.max_model_len),
+            ("--max-running-requests", self.max_running_requests),
+        ];
+        let given = limits.into_iter();
+        given
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect()
+    }
+}
+
 /// What happens to workers and links.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Workers")]

@@ -47,6 +47,8 @@ pub struct Planner<'a> {
     pub(super) conversations: Conversations,
     /// As `--itl-target-ms` says, 0 where steps have no bound; `None`: it follows from the objectives.
     step_target_s: Option<f64>,
+    /// See [`Start::given`].
+    given: Vec<(&'static str, u32)>,
     /// Requests of the workload's file. `None`: the workload has no end.
     pub(super) file_requests: Option<u32>,
     /// In place of the workload.
@@ -141,6 +143,7 @@ impl<'a> Planner<'a> {
             conversations,
             file_requests,
             step_target_s: args.hardware.itl_target_ms.map(|ms| ms / 1e3),
+            given: args.hardware.given(),
             log,
         })
     }
@@ -194,6 +197,7 @@ impl<'a> Planner<'a> {
         let start = Start {
             design: best.design,
             itl_target_ms: 1e3 * self.step_target_s(),
+            given: self.given.clone(),
         };
         Ok(Plan {
             schema: SCHEMA,

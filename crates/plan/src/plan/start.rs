@@ -9,6 +9,8 @@ pub struct Start {
     pub design: Design,
     /// How long a step that decodes may take with prompts in it; 0: there is no bound.
     pub itl_target_ms: f64,
+    /// Options of workers that the plan was made with, where they were given.
+    pub given: Vec<(&'static str, u32)>,
 }
 
 impl Start {
@@ -28,8 +30,8 @@ impl Start {
         if design.strict_roles {
             command += " --strict-roles";
         }
-        for (option, value) in self.options() {
-            let _ = write!(command, " {option} {value}");
+        for word in self.options(design.max_batched_tokens) {
+            let _ = write!(command, " {word}");
         }
         if let Some(tokens) = design.prefill_max_batched_tokens {
             let _ = write!(command, " --prefill-option max-batched-tokens={tokens}");
@@ -49,10 +51,13 @@ impl Start {
         if design.strict_roles {
             text += "router:\n  args: [\"--strict-roles\"]\n";
         }
-        let options = self.options();
-        let words = options.iter().flat_map(|(option, value)| [*option, value]);
-        let words: Vec<String> = words.map(|word| format!("\"{word}\"")).collect();
-        let _ = writeln!(text, "worker:\n  args: [{}]\npools:", words.join(", "));
+        let args = |tokens: u32| {
+            let words = self.options(tokens).into_iter();
+            let words: Vec<String> = words.map(|word| format!("\"{word}\"")).collect();
+            format!("args: [{}]", words.join(", "))
+        };
+        let all = args(design.max_batched_tokens);
+        let _ = writeln!(text, "worker:\n  {all}\npools:");
         for role in ["prefill", "decode", "mixed"] {
             match design.parts().find(|(_, known)| *known == role) {
                 Some((part, _)) => {
@@ -66,8 +71,8 @@ impl Start {
                     }
                     let own_steps = design.prefill_max_batched_tokens;
                     if let Some(tokens) = own_steps.filter(|_| role == "prefill") {
-                        let _ =
-                            writeln!(text, "    args: [\"--max-batched-tokens\", \"{tokens}\"]");
+                        // They replace those of `worker`.
+                        let _ = writeln!(text, "    {}", args(tokens));
                     }
                 }
                 // The chart has these two unless it is told otherwise.
@@ -80,15 +85,17 @@ impl Start {
         text
     }
 
-    /// Of all workers.
-    fn options(&self) -> [(&'static str, String); 2] {
-        [
-            (
-                "--max-batched-tokens",
-                self.design.max_batched_tokens.to_string(),
-            ),
+    /// Of workers with steps of so many tokens.
+    fn options(&self, max_batched_tokens: u32) -> Vec<String> {
+        let steps = [
+            ("--max-batched-tokens", max_batched_tokens.to_string()),
             ("--itl-target-ms", decimal(self.itl_target_ms)),
-        ]
+        ];
+        let given = self.given.iter();
+        let given = given.map(|(option, value)| (*option, value.to_string()));
+        let all = steps.into_iter().chain(given);
+        all.flat_map(|(option, value)| [option.to_owned(), value])
+            .collect()
     }
 }
 
@@ -122,6 +129,7 @@ mod tests {
         Start {
             design,
             itl_target_ms: 12.0 * 0.8,
+            given: vec![("--block-size", 16)],
         }
     }
 
@@ -129,14 +137,14 @@ mod tests {
     fn the_command_says_the_model_the_roles_and_their_degrees() {
         let split = design(3, "1 prefill + 1 decode x2, strict");
         let wanted = "tasuki serve --prefill 1 --decode 1 --tp-decode 2 --strict-roles \
-                      --max-batched-tokens 1024 --itl-target-ms 9.6";
+                      --max-batched-tokens 1024 --itl-target-ms 9.6 --block-size 16";
         assert_eq!(start(split).command(None), wanted);
         let sized = split.sized(1_024, Some(8_192));
         let wanted = format!("{wanted} --prefill-option max-batched-tokens=8192");
         assert_eq!(start(sized).command(None), wanted);
         let mixed = design(2, "2 mixed");
         let wanted = "tasuki serve --model '/my models/it'\\''s' --mixed 2 \
-                      --max-batched-tokens 1024 --itl-target-ms 9.6";
+                      --max-batched-tokens 1024 --itl-target-ms 9.6 --block-size 16";
         assert_eq!(start(mixed).command(Some("/my models/it's")), wanted);
     }
 
@@ -146,8 +154,8 @@ mod tests {
         let pools =
             "pools:\n  prefill: null\n  decode: null\n  mixed:\n    role: mixed\n    replicas: 2\n";
         assert!(mixed.ends_with(pools), "{mixed}");
-        let options =
-            "  args: [\"--max-batched-tokens\", \"1024\", \"--itl-target-ms\", \"9.6\"]\n";
+        let options = "  args: [\"--max-batched-tokens\", \"1024\", \"--itl-target-ms\", \"9.6\", \
+                       \"--block-size\", \"16\"]\n";
         assert!(mixed.contains(options), "{mixed}");
         let split = start(design(3, "1 prefill + 1 decode x2, strict")).values(true);
         let decode = "  decode:\n    role: decode\n    replicas: 1\n    gpus: 2\n";
@@ -156,7 +164,8 @@ mod tests {
         let sized = design(3, "1 prefill + 1 decode x2, strict").sized(1_024, Some(8_192));
         let sized = start(sized).values(true);
         let prefill = "  prefill:\n    role: prefill\n    replicas: 1\n    gpus: 1\n    \
-                       args: [\"--max-batched-tokens\", \"8192\"]\n  decode:\n";
+                       args: [\"--max-batched-tokens\", \"8192\", \"--itl-target-ms\", \"9.6\", \
+                       \"--block-size\", \"16\"]\n  decode:\n";
         assert!(sized.contains(prefill), "{sized}");
     }
 }

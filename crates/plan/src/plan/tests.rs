@@ -1,5 +1,6 @@
 //! Plans of short files: the rate that is found is one that the file can show.
 
+mod given;
 mod run_length;
 
 use std::fmt::Write;

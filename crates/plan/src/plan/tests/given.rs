@@ -1,0 +1,25 @@
+//! What a plan was made with is in what starts it.
+
+use super::plan;
+
+#[test]
+fn limits_that_were_planned_with_are_in_the_command_and_the_values() {
+    let words = ["--lengths", "500:50"];
+    let limits = [
+        "--block-size",
+        "16",
+        "--max-model-len",
+        "4096",
+        "--max-running-requests",
+        "8",
+    ];
+    let found = plan(&[&words[..], &limits].concat());
+    let command = &found.command;
+    assert!(command.ends_with(&limits.join(" ")), "{command}");
+    let quoted = limits.map(|word| format!("\"{word}\"")).join(", ");
+    let values = &found.helm_values;
+    assert!(values.contains(&quoted), "{values}");
+    // `tasuki serve` has defaults of its own.
+    let command = plan(&words).command;
+    assert!(!command.contains("--block-size"), "{command}");
+}
