@@ -71,6 +71,8 @@ pub fn figures(outcomes: &[Outcome], slo: Option<&Slo>) -> Vec<Figure> {
     let split = served.iter().filter(|o| o.is_split()).count() as f64;
     let all = outcomes.len().max(1) as f64;
     add("split_percent", 100.0 * split / all, false);
+    let failed = (outcomes.len() - served.len()) as f64;
+    add("failed_percent", 100.0 * failed / all, false);
     if let Some(slo) = slo {
         let met = served.iter().filter(|o| is_met(o, slo)).count() as f64;
         add("met_percent", 100.0 * met / all, false);
@@ -210,6 +212,7 @@ fn title(name: &str) -> &str {
         "output_tokens_per_s" => "output tokens/s",
         "cached_percent" => "prompt cached (%)",
         "split_percent" => "split (%)",
+        "failed_percent" => "failed (%)",
         "met_percent" => "met the SLO (%)",
         "goodput_per_s" => "goodput (requests/s)",
         other => other,

@@ -292,3 +292,5 @@ mod limits_given;
 mod odd_values;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod what_ifs;
