@@ -19,7 +19,7 @@ use clap::{ArgMatches, Args, Command};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tasuki_bench::args::{ArrivalArgs, WorkloadArgs};
-use tasuki_sim::{Run, simulate};
+use tasuki_sim::{Run, Time, simulate};
 
 pub use self::clients::LogClients;
 use self::compare::{Figure, Trust, difference, figures, table};
@@ -101,7 +101,7 @@ pub fn replay(
             let _ = writeln!(text, "note: {note}");
         }
         if let Some((then, _)) = &second {
-            let _ = writeln!(text, "what if: {}", told(then, &real, speed));
+            let _ = writeln!(text, "what if: {}", told(args, then, &real));
         }
         text += &table(&measured, &replayed, then.as_deref());
         let _ = writeln!(
@@ -171,6 +171,11 @@ fn what_if(
     let strict_roles = log.strict_roles || args.topology.strict_roles;
     let mut then = Deployment { router, ..real };
     then.topology.strict_roles = strict_roles;
+    // Where the load grew, workers were added for it: they come as much earlier as it does.
+    let speed = args.replay.speed.unwrap_or(1.0);
+    for fault in &mut then.faults {
+        fault.at = Time::from_s(fault.at.as_s() / speed);
+    }
     if others {
         then.topology = TopologyArgs {
             strict_roles,
@@ -179,13 +184,19 @@ fn what_if(
         then.workers = hardware.workers(&then.topology)?;
         // Its workers are there all the time.
         then.faults.clear();
+    } else if given("workers_per_host") {
+        then.topology.workers_per_host = args.topology.workers_per_host;
+        let hosts = (then.workers.len() as u32).div_ceil(args.topology.workers_per_host);
+        for (index, worker) in (0..).zip(&mut then.workers) {
+            worker.host = index % hosts;
+        }
     }
     let count = then.workers.len() as u32;
     for fault in &args.faults.fault {
         then.faults.push(faults::parse(fault, count)?);
     }
     let router = ids::<RouterArgs>();
-    let ids = ["strict_roles", "fault", "speed"].map(str::to_owned);
+    let ids = ["strict_roles", "workers_per_host", "fault", "speed"].map(str::to_owned);
     let changes = router.into_iter().chain(ids).any(|id| given(&id));
     Ok((others || changes).then_some(then))
 }
@@ -272,15 +283,19 @@ fn named(topology: &TopologyArgs) -> String {
 }
 
 /// What differs from what really ran.
-fn told(then: &Deployment, real: &Deployment, speed: f64) -> String {
+fn told(args: &SimulateArgs, then: &Deployment, real: &Deployment) -> String {
     let mut told = vec![named(&then.topology)];
+    let per_host = then.topology.workers_per_host;
+    if per_host != real.topology.workers_per_host {
+        told.push(format!("{per_host} workers on a machine"));
+    }
     if then.router != real.router {
         told.push(format!("policy {}", then.router.policy));
     }
-    if speed != 1.0 {
+    if let Some(speed) = args.replay.speed {
         told.push(format!("requests {speed} times as fast"));
     }
-    if then.faults.len() > real.faults.len() {
+    if !args.faults.fault.is_empty() {
         told.push("with faults".to_owned());
     }
     told.join(", ")
