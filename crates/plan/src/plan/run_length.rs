@@ -93,11 +93,24 @@ impl Planner<'_> {
         if self.log.is_some() && over_s >= RUN_OF_TTFT * ttft_s {
             return false;
         }
+        let came = |from: f64| {
+            let quarter = from * over_s..=(from + 0.25) * over_s;
+            let all = run.outcomes.iter();
+            all.filter(|o| quarter.contains(&o.due.as_s())).count() as f64
+        };
         let grows = |left: fn(&Outcome) -> Time, from: f64| {
-            let before = in_flight(&run.outcomes, left, from * over_s, (from + 0.25) * over_s);
-            let after = in_flight(&run.outcomes, left, 0.75 * over_s, over_s);
-            let came = (0.75 - from) * run.outcomes.len() as f64;
-            after - before > GROWTH * came + CHANCE * before.max(1.0).sqrt()
+            let in_flight = |from: f64| {
+                let (from_s, until_s) = (from * over_s, (from + 0.25) * over_s);
+                in_flight(&run.outcomes, left, from_s, until_s)
+            };
+            // Where more requests come, more are in flight.
+            let load = match self.log {
+                Some(_) => (came(0.75) / came(from).max(1.0)).max(1.0),
+                None => 1.0,
+            };
+            let (before, after) = (load * in_flight(from), in_flight(0.75));
+            let between = (0.75 - from) * run.outcomes.len() as f64;
+            after - before > GROWTH * between + CHANCE * before.max(1.0).sqrt()
         };
         // Before its second token, a request may wait for a decode worker.
         grows(|outcome| outcome.second.unwrap_or(outcome.end), 0.25)

@@ -1,6 +1,7 @@
 //! Plans of short files: the rate that is found is one that the file can show.
 
 mod given;
+mod logs;
 mod run_length;
 
 use std::fmt::Write;
