@@ -13,19 +13,21 @@ const LOOKED_AT: usize = 1_000;
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Lengths {
     pub prompt: f64,
+    /// Of the prompt, what a log says was cached.
+    pub cached: f64,
     pub output: f64,
 }
 
 impl Lengths {
-    /// Those of a log. Of a prompt that is cached only its rest costs time.
+    /// Those of a log.
     pub fn logged(log: &Logged) -> Self {
         let count = log.requests.len() as f64;
         let sum = |of: fn(&Record) -> u32| -> f64 {
             log.requests.iter().map(|r| f64::from(of(&r.record))).sum()
         };
-        let computed = |r: &Record| r.prompt_tokens.saturating_sub(r.cached_tokens);
         Self {
-            prompt: (sum(computed) / count).max(1.0),
+            prompt: (sum(|r| r.prompt_tokens) / count).max(1.0),
+            cached: sum(|r| r.cached_tokens.min(r.prompt_tokens)) / count,
             output: (sum(|r| r.output_tokens) / count).max(1.0),
         }
     }
@@ -56,6 +58,7 @@ impl Lengths {
         let mean = |sum: f64| (sum / tokens.len().max(1) as f64).max(1.0);
         let lengths = Self {
             prompt: mean(prompt),
+            cached: 0.0,
             output: mean(output),
         };
         Ok((lengths, tokens))

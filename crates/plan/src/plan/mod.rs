@@ -158,9 +158,13 @@ fn text(plan: &Plan, took_s: f64) -> String {
             decimal(plan.itl_target_ms)
         );
     }
+    let cached = match plan.lengths.cached {
+        cached if cached >= 0.5 => format!(", {cached:.0} of them cached,"),
+        _ => String::new(),
+    };
     let _ = writeln!(
         text,
-        "workload: prompts of {:.0} tokens and answers of {:.0} in the mean",
+        "workload: prompts of {:.0} tokens{cached} and answers of {:.0} in the mean",
         plan.lengths.prompt, plan.lengths.output
     );
     if plan.best.rate <= 0.0 {

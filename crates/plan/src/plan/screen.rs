@@ -34,6 +34,11 @@ pub fn estimate(
     lengths: Lengths,
     limits: Limits,
 ) -> f64 {
+    // Of a prompt that is cached only its rest costs time.
+    let lengths = Lengths {
+        prompt: (lengths.prompt - lengths.cached).max(1.0),
+        ..lengths
+    };
     let of = |part: Part, rate: fn(&Hardware, Lengths, Limits) -> f64| {
         if part.workers == 0 {
             return 0.0;
