@@ -101,6 +101,8 @@ struct World<'a> {
     followed: u32,
     /// Sent by nobody yet: the client's limit is reached.
     held: VecDeque<Request>,
+    /// `held` is being sent.
+    sending: bool,
     in_flight: usize,
 
     fleet: FleetState,
@@ -174,6 +176,7 @@ impl<'a> World<'a> {
             following: HashMap::new(),
             followed: 0,
             held: VecDeque::new(),
+            sending: false,
             in_flight: 0,
             run: Run::default(),
             clients,

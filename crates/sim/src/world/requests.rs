@@ -69,13 +69,23 @@ impl Fleet for Shell<'_> {
 impl World<'_> {
     /// A client sends a request, unless it has as many in flight as it may.
     pub(super) fn send(&mut self, request: Request) {
-        let limit = self.config.max_in_flight.unwrap_or(usize::MAX);
-        if self.in_flight >= limit {
-            self.held.push_back(request);
+        self.held.push_back(request);
+        self.send_held();
+    }
+
+    /// A request may be over while it is sent: the loop that sends goes on with the next one.
+    fn send_held(&mut self) {
+        if std::mem::replace(&mut self.sending, true) {
             return;
         }
-        self.in_flight += 1;
-        self.receive(request);
+        let limit = self.config.max_in_flight.unwrap_or(usize::MAX);
+        while self.in_flight < limit
+            && let Some(request) = self.held.pop_front()
+        {
+            self.in_flight += 1;
+            self.receive(request);
+        }
+        self.sending = false;
     }
 
     /// The router gets a request.
@@ -349,8 +359,6 @@ impl World<'_> {
             self.following.insert(place, request);
             self.at(due, Event::Follow { place });
         }
-        if let Some(request) = self.held.pop_front() {
-            self.send(request);
-        }
+        self.send_held();
     }
 }

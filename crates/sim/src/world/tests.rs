@@ -1,5 +1,6 @@
 //! Whole deployments.
 
+mod clients;
 mod roles;
 
 use std::sync::Arc;
