@@ -138,6 +138,16 @@ def test_a_plan_says_costs_and_losses_and_is_drawn(
     assert "the GPUs are rates" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("glued", ["-o", "-o="])
+def test_a_plan_is_drawn_from_a_path_that_follows_its_option_at_once(
+    glued: str, tmp_path: Path
+) -> None:
+    picture = tmp_path / "plan.png"
+    words = ["--quick", "--gpus", "2", "--slo", "ttft=1s,tpot=20ms", "--rates", RATES, *LOAD[:2]]
+    assert main(["plan", *words, f"{glued}{tmp_path}/plan.json", "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_plan_names_the_design_and_its_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

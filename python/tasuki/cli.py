@@ -175,6 +175,8 @@ def _value(words: list[str], *names: str) -> str | None:
                 return following
             if word.startswith(f"{name}="):
                 return word.removeprefix(f"{name}=")
+            if len(name) == 2 and word.startswith(name):  # -oFILE
+                return word.removeprefix(name)
     return None
 
 
