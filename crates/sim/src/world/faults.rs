@@ -123,8 +123,10 @@ impl World<'_> {
         self.restart_at(worker, self.now.plus_s(back_after_s));
     }
 
-    /// A crashed worker is back.
+    /// A crashed worker is back, with the role that it started with.
     pub(super) fn restart(&mut self, worker: u32) {
+        let at = worker as usize;
+        self.workers[at].config.role = self.config.workers[at].role;
         self.join(worker);
         self.workers_changed();
         self.settle();

@@ -99,3 +99,29 @@ fn a_worker_takes_over_what_a_lost_one_did_alone() {
         assert!(failed < 10, "{failed} failed: {:?}", run.role_changes);
     }
 }
+
+#[test]
+fn a_worker_that_is_back_has_the_role_that_it_started_with() {
+    let mut clients = std::iter::empty::<Request>();
+    let config = Config {
+        faults: vec![Fault {
+            at: Time::ZERO,
+            worker: 1,
+            kind: FaultKind::Crash { back_after_s: 1.0 },
+        }],
+        ..config(&[Role::Prefill, Role::Decode])
+    };
+    let mut world = World::new(config, &mut clients);
+    let role = |world: &World<'_>| {
+        let state = world.fleet.worker(tasuki_core::WorkerId(1));
+        (
+            state.map(|state| state.view.role),
+            world.workers[1].config.role,
+        )
+    };
+    world.take_role(1, 2);
+    assert_eq!(role(&world), (Some(Role::Mixed), Role::Mixed));
+    world.fault(0);
+    world.restart(1);
+    assert_eq!(role(&world), (Some(Role::Decode), Role::Decode));
+}
