@@ -74,17 +74,26 @@ def test_kv_that_is_lost_in_the_window_is_found(name: str) -> None:
 
 def test_memory_that_is_held_for_nobody_is_found() -> None:
     held = {"kv_used": 0.3, "running": 0.0, "waiting": 0.0}
-    assert found("stranded KV", Fleet([worker("p", held, held)])) == [
+    assert found("stranded KV", Fleet([worker("p", *[held] * 4)])) == [
         "p holds 30% of its KV memory for nobody"
     ]
     busy = {**held, "running": 1.0}
-    assert not found("stranded KV", Fleet([worker("p", held, busy)]))
+    assert not found("stranded KV", Fleet([worker("p", *[held] * 3, busy)]))
     # Short prompts come and go between the scrapes, and their KV waits for decode.
     for counter in ("requests", "prompt_tokens", "prompt_computed"):
         first, then = {**held, counter: 5.0}, {**held, counter: 9.0}
-        assert not found("stranded KV", Fleet([worker("p", first, then)])), counter
+        assert not found("stranded KV", Fleet([worker("p", *[first] * 3, then)])), counter
     freed = {**held, "kv_used": 0.0}
-    assert not found("stranded KV", Fleet([worker("p", held, freed)]))
+    assert not found("stranded KV", Fleet([worker("p", *[held] * 3, freed)]))
+
+
+def test_a_worker_that_was_seen_for_a_moment_has_no_full_or_stranded_memory() -> None:
+    held = {"kv_used": 0.9, "running": 0.0, "waiting": 0.0}
+    for check, moment in (("stranded KV", held), ("KV memory", {**held, "waiting": 3.0})):
+        assert len(found(check, Fleet([worker("w", *[moment] * 4)]))) == 1, check
+        fleet = Fleet([worker("w", *[moment] * 2)])
+        assert not found(check, fleet), check
+        assert "read 2 times, where 4 are needed" in unseen(check, fleet)
 
 
 def pair(transport: str, hosts: tuple[str, str]) -> Fleet:
@@ -217,10 +226,11 @@ def test_errors_preemptions_and_full_memory_are_found() -> None:
     before = {"requests": 0.0, "errors": 0.0, "preemptions": 0.0, "kv_used": 0.99, "waiting": 3.0}
     after = {**before, "requests": 50.0, "errors": 5.0, "preemptions": 20.0}
     for check in ("errors", "preemptions", "KV memory"):
-        assert len(found(check, Fleet([worker("w", before, after)]))) == 1, check
+        assert len(found(check, Fleet([worker("w", *[before] * 3, after)]))) == 1, check
     good = {**after, "errors": 0.0, "preemptions": 0.0, "waiting": 0.0}
     for check in ("errors", "preemptions", "KV memory"):
-        assert not found(check, Fleet([worker("w", {**good, "requests": 0.0}, good)])), check
+        begun = {**good, "requests": 0.0}
+        assert not found(check, Fleet([worker("w", *[begun] * 3, good)])), check
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ _LEAST_TOKENS_A_REQUEST = 16
 _LEAST_LOADED = 0.5  # of a probe's prompt
 _LOST_SHARE = 0.002  # since the start; in the window a single one counts
 _LEAST_STRANDED = 0.02  # of the pool
+_LEAST_SCRAPES = 4  # at a single moment KV may wait for its reader
 _SERVED = ("requests", "prompt_tokens", "prompt_computed")  # grow where requests come and go
 
 
@@ -208,6 +209,12 @@ def stranded(fleet: Fleet) -> Outcome:
         served = any(scrapes.gained(name) for name in _SERVED)
         if any(running) or any(waiting) or served:
             outcome.looked_at.append(f"{worker.name} (busy: only pulls that do not end)")
+            continue
+        if len(used) < _LEAST_SCRAPES:
+            outcome.unseen.append(
+                f"whether {worker.name} holds KV for nobody: its metrics were read {len(used)}"
+                f" times, where {_LEAST_SCRAPES} are needed: look for longer (--window-s)"
+            )
             continue
         outcome.looked_at.append(worker.name)
         if held >= _LEAST_STRANDED and not stuck:

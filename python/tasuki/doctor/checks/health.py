@@ -9,6 +9,7 @@ from tasuki.doctor.result import Finding, Outcome
 _LEAST_REQUESTS = 5
 _ERROR_SHARE = 0.01
 _PREEMPTED_SHARE = 0.05
+_LEAST_SCRAPES = 4  # any memory is full for a moment
 _FULL = 0.85  # on average: what waits next needs more than the rest
 # Statuses: 4xx are the clients', and 503 is the answer to too much load and to probes at the start.
 _OUR_FAULT = ("500", "502", "504")
@@ -184,6 +185,13 @@ def full_memory(fleet: Fleet) -> Outcome:
         used, waiting = worker.scrapes.all("kv_used"), _waiting(worker)
         if not used:
             outcome.unseen.append(f"{worker.name} does not show how full its KV memory is")
+            continue
+        if len(used) < _LEAST_SCRAPES:
+            outcome.unseen.append(
+                f"whether the KV memory of {worker.name} stays full: its metrics were read"
+                f" {len(used)} times, where {_LEAST_SCRAPES} are needed: look for longer"
+                " (--window-s)"
+            )
             continue
         outcome.looked_at.append(worker.name)
         full = sum(used) / len(used)
