@@ -44,6 +44,20 @@ class Answer:
         except ValueError as error:
             raise NoAnswerError(f"status {self.status} without JSON: {self.body[:80]!r}") from error
 
+    def object(self, name: str) -> Mapping[str, Any]:
+        """An object in the body's JSON object; empty where it has none.
+
+        Raises:
+            NoAnswerError: The body is other JSON, or none.
+        """
+        found = self.json()
+        found = found.get(name) or {} if isinstance(found, dict) else None
+        if not isinstance(found, dict):
+            raise NoAnswerError(
+                f"status {self.status} without an object {name!r} in its JSON: {self.body[:80]!r}"
+            )
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Http:
@@ -85,14 +99,15 @@ class Http:
         began, times = time.monotonic(), []
         try:
             request = self._request(path, {**body, "stream": True})
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
+            with self._open(request) as answer:
+                if answer.status >= 300:
+                    text = answer.read(_LARGEST_BYTES).decode(errors="replace")
+                    raise not_answered(answer.status, text)
                 for line in answer:
                     if line.startswith(b"data: {"):
                         if b'"error"' in line[:20]:
                             raise FailedError(line.decode(errors="replace").strip()[:200])
                         times.append(time.monotonic())
-        except urllib.error.HTTPError as error:
-            raise not_answered(error.code, error.read().decode(errors="replace")) from error
         except (OSError, http.client.HTTPException) as error:
             raise FailedError(_said(error)) from error
         if len(times) < 3:
@@ -110,12 +125,17 @@ class Http:
             request.add_unredirected_header("Authorization", f"Bearer {self.key}")
         return request
 
+    def _open(self, request: urllib.request.Request) -> Any:
+        """The response, also one with an error status: its body may break off as any other."""
+        try:
+            return urllib.request.urlopen(request, timeout=self.timeout_s)
+        except urllib.error.HTTPError as error:
+            return error
+
     def _ask(self, request: urllib.request.Request) -> Answer:
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
+            with self._open(request) as answer:
                 return _answer(answer.status, answer)
-        except urllib.error.HTTPError as error:
-            return _answer(error.code, error)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise NoAnswerError(_said(error)) from error
 

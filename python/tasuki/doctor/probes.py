@@ -147,7 +147,7 @@ def _cached(http: Http, body: Mapping[str, Any]) -> tuple[int, int]:
     answer = http.post("/v1/completions", body)
     if answer.status != 200:
         raise not_answered(answer.status, answer.body)
-    usage = answer.json().get("usage") or {}
+    usage = answer.object("usage")
     details = usage.get("prompt_tokens_details") or {}
     if details.get("cached_tokens") is None:
         raise NoAnswerError(
@@ -173,6 +173,7 @@ def split(pair: Pair, prefill: EngineServer, decode: EngineServer, run: str) -> 
                 text = " ".join(answer.body.split())[:160]
                 why = f"decode answers status {answer.status}: {text}"
                 raise SplitError(why, "decode") if answer.status >= 500 else NoAnswerError(why)
+            tokens = int(answer.object("usage").get("prompt_tokens") or 0)
             gained = _settled(decode, before)
         except SplitError as error:
             pair.probe_fault = str(error), error.side
@@ -180,7 +181,6 @@ def split(pair: Pair, prefill: EngineServer, decode: EngineServer, run: str) -> 
         except NoAnswerError as error:
             pair.probe_error = str(error)
             return
-        tokens = int((answer.json().get("usage") or {}).get("prompt_tokens") or 0)
         if gained["requests"] == 1 and tokens:
             pair.probe, pair.probe_error = min(1.0, gained["prompt_loaded"] / tokens), ""
             return
@@ -199,7 +199,7 @@ def _prefill(http: Http, body: Mapping[str, Any]) -> Mapping[str, Any]:
     answer = http.post("/v1/completions", {**body, "kv_transfer_params": asked})
     if answer.status != 200:
         raise NoAnswerError(f"prefill answers status {answer.status}")
-    ticket = answer.json().get("kv_transfer_params") or {}
+    ticket = answer.object("kv_transfer_params")
     missing = [name for name in _TICKET if ticket.get(name) is None]
     if missing:  # decode would wait for ever
         raise SplitError(f"prefill's kv_transfer_params lack {', '.join(missing)}", "prefill")
