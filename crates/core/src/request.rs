@@ -30,7 +30,7 @@ pub struct RequestView {
     pub prefix: u64,
     /// Of the prompt, for who holds its beginning.
     pub chunks: Chunks,
-    /// Do not split, if roles allow: handoffs of this request failed before.
+    /// Do not split, if roles allow: handoffs of this request failed before, or it has none.
     pub keep_whole: bool,
     /// In the router, for a worker with room.
     pub waited: bool,

@@ -46,6 +46,8 @@ pub struct OpaqueRequest {
     pub sequences: u32,
     /// Only workers of this identity can take it; `None`: all of the model.
     pub bound_to: Option<Identity>,
+    /// It is not split, if roles allow.
+    pub keep_whole: bool,
     /// It goes on with an answer that has begun, so it waits for workers as an accepted request does.
     pub resumes: bool,
 }

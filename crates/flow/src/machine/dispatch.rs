@@ -268,12 +268,13 @@ impl Machine {
         let prompt_tokens = prompt.saturating_add(base);
         let max_tokens = self.sampling.max_tokens.saturating_sub(base);
         let choices = u32::try_from(self.unfinished(group).len()).unwrap_or(u32::MAX);
-        let (least_tokens, choices) = match &self.opaque {
-            None => (1, choices),
+        let (least_tokens, choices, whole) = match &self.opaque {
+            None => (1, choices, false),
             // A worker that only prefills cannot answer it alone, however short the answer.
-            Some(opaque) => (2, opaque.sequences),
+            Some(opaque) => (2, opaque.sequences, opaque.keep_whole),
         };
         let state = &self.groups[group];
+        let lost = state.retries.kv_losses >= self.config.whole_after_kv_losses;
         RequestView {
             model: self.model,
             bound_to: self.bound_to,
@@ -285,7 +286,7 @@ impl Machine {
             })),
             avoid: state.avoid.clone(),
             chunks: self.chunks.clone(),
-            keep_whole: state.retries.kv_losses >= self.config.whole_after_kv_losses,
+            keep_whole: whole || lost,
             ..RequestView::new(prompt_tokens, max_tokens.max(least_tokens))
                 .keyed(&self.tenant, &self.prompt)
         }

@@ -189,6 +189,7 @@ fn generation(
             content: Opaque::new(request),
             sequences: estimate.sequences,
             bound_to: incoming.bound_to,
+            keep_whole: estimate.scores_prompt,
             resumes: false,
         }),
     })

@@ -83,6 +83,7 @@ impl Request {
                 content: Opaque::new("content"),
                 sequences,
                 bound_to: Some(Identity([3; 16])),
+                keep_whole: false,
                 resumes: false,
             }),
         };

@@ -117,17 +117,20 @@ async fn a_split_request_is_prefilled_and_then_decoded() {
 }
 
 #[tokio::test]
-async fn several_sequences_are_served_by_one_worker() {
+async fn what_has_no_handoff_is_served_by_one_worker() {
     let (router, workers, fabric) = fleet(&["prefill", "decode"]).await;
     for body in [
         r#"{"model":"theirs","prompt":"a","n":2}"#,
+        r#"{"model":"theirs","prompt":"a","echo":true,"logprobs":1}"#,
+        r#"{"model":"theirs","prompt":"a","prompt_logprobs":0}"#,
         r#"{"model":"theirs","prompt":["a","b"]}"#,
         r#"{"model":"theirs","prompt":[[1,2],[3]]}"#,
     ] {
-        assert_eq!(router.post(COMPLETIONS, body).await.status, 200);
+        let got = router.post(COMPLETIONS, body).await;
+        assert_eq!(got.status, 200, "{body}: {}", got.body);
     }
     let legs: Vec<_> = workers.iter().flat_map(FakeWorker::legs).collect();
-    assert_eq!(legs, ["whole"; 3]);
+    assert_eq!(legs, ["whole"; 5]);
     fabric.check();
 }
 

@@ -101,6 +101,10 @@ async fn complete(
         return prefill(&worker, &path, &body, request_id);
     }
     if decodes {
+        if body.has("prompt_logprobs") || body.read("echo") == Some(true) {
+            // It has no logits of a prompt that it did not compute, which ends its engine.
+            return fabric.violation("log probabilities of a prompt that was pulled");
+        }
         let raw = body.get("kv_transfer_params").expect("it is there").get();
         if let Err(answer) = pull(&worker, raw, request_id) {
             return *answer;
