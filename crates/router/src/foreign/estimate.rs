@@ -30,9 +30,8 @@ pub struct Estimate {
     pub sequences: u32,
     /// Whether the engines make a list of it: several choices, or a list of prompts.
     pub is_batch: bool,
-    /// It asks for log probabilities of the prompt. vLLM has them only where it computes the prompt:
-    /// on a decode worker that pulls its KV they end the engine of some versions.
-    pub scores_prompt: bool,
+    /// Two workers of vLLM cannot serve it, one can.
+    pub keep_whole: bool,
     pub max_tokens: u32,
 }
 
@@ -83,18 +82,27 @@ impl Estimate {
             prompt: std::mem::take(&mut prompt.tokens),
             sequences: count.saturating_mul(n).min(MOST_SEQUENCES),
             is_batch: prompt.is_list || n > 1,
-            scores_prompt: scores_prompt(body),
+            keep_whole: scores_prompt(body) || must_call(body),
             max_tokens: max_tokens.max(1),
         })
     }
 }
 
+/// Whether it asks for log probabilities of the prompt. vLLM has them only where it computes the
+/// prompt: on a decode worker that pulls its KV they end the engine of some versions.
 fn scores_prompt(body: &Object) -> bool {
     // Engines read `1` and `"yes"` as true, too.
     let echo = body.get("echo").map(RawValue::get);
     let echoes = !matches!(echo, None | Some("null" | "false"));
     let scores = body.has("logprobs") || body.has("top_logprobs");
     body.has("prompt_logprobs") || (echoes && scores)
+}
+
+/// Whether the answer must be a call. vLLM's prefill worker parses the one token of its answer as a
+/// whole call, and refuses the request.
+fn must_call(body: &Object) -> bool {
+    let choice = body.get("tool_choice").map(RawValue::get);
+    !matches!(choice, None | Some("null" | r#""auto""# | r#""none""#))
 }
 
 /// A whole number; `None`: it is not given, or negative, which engines refuse themselves. They take
@@ -304,16 +312,20 @@ mod tests {
             (1, 1, false, 16)
         );
         assert_eq!(shape(GENERATE, "{}"), (1, 1, false, 128));
-        for (more, scores) in [
+        for (more, whole) in [
             (r#""prompt_logprobs":0"#, true),
             (r#""prompt_logprobs":null"#, false),
             (r#""echo":true,"logprobs":0"#, true),
             (r#""echo":1,"top_logprobs":2"#, true),
             (r#""echo":true"#, false),
             (r#""echo":false,"logprobs":1"#, false),
+            (r#""tool_choice":"required""#, true),
+            (r#""tool_choice":{"type":"function"}"#, true),
+            (r#""tool_choice":"auto""#, false),
+            (r#""tool_choice":null"#, false),
         ] {
             let estimate = of(COMPLETIONS, &format!("{{{more}}}"));
-            assert_eq!(estimate.scores_prompt, scores, "{more}");
+            assert_eq!(estimate.keep_whole, whole, "{more}");
         }
         let nothing = r#"{"n":null,"max_tokens":null}"#;
         assert_eq!(shape(CHAT, nothing), (1, 1, false, 256));

@@ -119,18 +119,28 @@ async fn a_split_request_is_prefilled_and_then_decoded() {
 #[tokio::test]
 async fn what_has_no_handoff_is_served_by_one_worker() {
     let (router, workers, fabric) = fleet(&["prefill", "decode"]).await;
-    for body in [
-        r#"{"model":"theirs","prompt":"a","n":2}"#,
-        r#"{"model":"theirs","prompt":"a","echo":true,"logprobs":1}"#,
-        r#"{"model":"theirs","prompt":"a","prompt_logprobs":0}"#,
-        r#"{"model":"theirs","prompt":["a","b"]}"#,
-        r#"{"model":"theirs","prompt":[[1,2],[3]]}"#,
+    for (path, fields) in [
+        (COMPLETIONS, r#""prompt":"a","n":2"#),
+        (COMPLETIONS, r#""prompt":"a","echo":true,"logprobs":1"#),
+        (COMPLETIONS, r#""prompt":"a","prompt_logprobs":0"#),
+        (COMPLETIONS, r#""prompt":["a","b"]"#),
+        (COMPLETIONS, r#""prompt":[[1,2],[3]]"#),
+        (
+            CHAT,
+            r#""messages":[],"tools":[{}],"tool_choice":"required""#,
+        ),
+        (
+            CHAT,
+            r#""messages":[],"tools":[{}],"tool_choice":{"type":"function"}"#,
+        ),
     ] {
-        let got = router.post(COMPLETIONS, body).await;
-        assert_eq!(got.status, 200, "{body}: {}", got.body);
+        let got = router
+            .post(path, &format!(r#"{{"model":"theirs",{fields}}}"#))
+            .await;
+        assert_eq!(got.status, 200, "{fields}: {}", got.body);
     }
     let legs: Vec<_> = workers.iter().flat_map(FakeWorker::legs).collect();
-    assert_eq!(legs, ["whole"; 5]);
+    assert_eq!(legs, ["whole"; 7]);
     fabric.check();
 }
 

@@ -124,6 +124,10 @@ fn prefill(worker: &Worker, path: &str, body: &Object, request_id: &str) -> Resp
     if asked != expected {
         return fabric.violation(format!("prefill asked with {asked}"));
     }
+    if !matches!(body.read("tool_choice"), None | Some("auto" | "none")) {
+        // It parses its one token as a call.
+        return error(400, "Invalid JSON: EOF while parsing a list");
+    }
     let chat = path.ends_with("/chat/completions");
     for (name, expected) in [
         ("stream", Some(json!(false))),
