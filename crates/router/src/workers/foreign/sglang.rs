@@ -128,7 +128,11 @@ pub fn merge_events(received: &[u8], prefill: &PromptLogprobs) -> Vec<u8> {
 fn merge_item(item: &mut Object, position: usize, prefill: &PromptLogprobs) -> Option<()> {
     let mut meta: Object = item.read("meta_info")?;
     let index = item.read("index").unwrap_or(position);
-    let of_decode: Vec<Box<RawValue>> = meta.read(LOGPROBS)?;
+    // Some versions have none of a prompt that they did not compute.
+    let of_decode: Vec<Box<RawValue>> = match meta.has(LOGPROBS) {
+        true => meta.read(LOGPROBS)?,
+        false => Vec::new(),
+    };
     let of_prefill = prefill.get(index)?;
     let all: Vec<&RawValue> = of_prefill
         .iter()
@@ -191,6 +195,22 @@ mod tests {
         let merged = merge_events(&events, &told);
         let expected = format!("data: {expected}\n\ndata: [DONE]\n\n");
         assert_eq!(String::from_utf8(merged).unwrap(), expected);
+    }
+
+    #[test]
+    fn decode_may_have_no_logprobs_of_the_prompt() {
+        let prefill = br#"{"meta_info":{"input_token_logprobs":[[null,1,null]]}}"#;
+        let told = prompt_logprobs(prefill, false);
+        for decode in [
+            r#"{"text":"x","meta_info":{}}"#,
+            r#"{"text":"x","meta_info":{"input_token_logprobs":null}}"#,
+        ] {
+            let merged = merge(decode.as_bytes(), &told).expect("merged");
+            let expected = r#"{"text":"x","meta_info":{"input_token_logprobs":[[null,1,null]]}}"#;
+            assert_eq!(String::from_utf8(merged).unwrap(), expected);
+        }
+        let unknown = br#"{"meta_info":{"input_token_logprobs":"base64"}}"#;
+        assert_eq!(merge(unknown, &told), None);
     }
 
     #[test]
