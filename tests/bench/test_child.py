@@ -38,6 +38,12 @@ def test_a_log_that_cannot_be_written_fails_one_run(tmp_path: Path) -> None:
             start_child(["model", "list"], log)
 
 
+def test_a_log_has_no_key(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    start_child(["model", "list", "--api-key", "K1", "--seed", "1"], log).wait(60)
+    assert log.read_text().startswith("--- tasuki model list --api-key *** --seed 1\n")
+
+
 def test_a_child_that_does_not_listen_is_killed() -> None:
     body = "import signal; signal.signal(2, signal.SIG_IGN); print('deaf', flush=True); input()"
     process = subprocess.Popen(

@@ -73,3 +73,12 @@ def test_a_script_of_the_checkout_is_named_by_its_path(monkeypatch: pytest.Monke
     assert provenance.own_command() == ["tasuki", "bench", "batch"]
     monkeypatch.setattr(sys, "argv", ["tasuki", "/a/model", "--output", "/anywhere/it.json"])
     assert provenance.own_command() == ["tasuki", "/a/model", "--output", "it.json"]
+
+
+def test_no_key_gets_into_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ["--api-key", "K1", "--api-key=K2", "--header", "X:K3", "--seed", "1"]
+    loads = ["--load", "a --api-key K4 --seed 2", "--load=b --header='X: K5'", "--load", "c -k '"]
+    monkeypatch.setattr(sys, "argv", ["/bin/tasuki", "bench", "sweep", *said, *loads])
+    hidden = ["--api-key", "***", "--api-key=***", "--header", "***", "--seed", "1"]
+    shown = ["--load", "a --api-key '***' --seed 2", "--load=b '--header=***'", "--load", "***"]
+    assert provenance.own_command() == ["tasuki", "bench", "sweep", *hidden, *shown]

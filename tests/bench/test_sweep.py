@@ -75,6 +75,18 @@ def test_a_folder_has_one_sweep_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "sweep.json").read_text() == "as the other one wrote it"
 
 
+def test_no_key_gets_into_the_folder(tmp_path: Path) -> None:
+    system = FakeSystem()
+    secrets = {"api_key": "K1", "header": ["X: K2"]}
+    loads = [{"name": "a", "arguments": {"request-rate": 1, **secrets}}]
+    goodput = {"slo": "ttft=1s", "arguments": secrets}
+    sweep(system, tmp_path, plan_of(loads=loads, goodput=goodput))
+    assert "K1" in system.runs[0].options.values()
+    written = (tmp_path / "sweep.json").read_text()
+    assert '"***"' in written
+    assert "K1" not in written and "K2" not in written
+
+
 def test_a_fresh_target_is_warmed_with_the_first_load_at_once(tmp_path: Path) -> None:
     system = FakeSystem()
     sweep(system, tmp_path, plan_of(warmup_requests=3))

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import shlex
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+_SECRET = frozenset(("--api-key", "--header"))  # as in crates/bench/src/run.rs
+_HIDDEN = "***"
+_LOAD = "--load"  # its value has options of `tasuki bench serve`
 
 
 def flag(name: str) -> str:
@@ -26,3 +32,29 @@ def words(options: Mapping[str, Any]) -> list[str]:
 def text(value: Any) -> str:
     """How a value stands on a command line; 2.0 is `2`."""
     return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options fit for a file: keys and headers are hidden."""
+    return {name: _HIDDEN if flag(name) in _SECRET else value for name, value in options.items()}
+
+
+def words_without_secrets(said: Iterable[str]) -> list[str]:
+    """Command-line words fit for a file: keys and headers are hidden, in loads too."""
+    return [_shown(before, word) for before, word in itertools.pairwise(["", *said])]
+
+
+def _shown(before: str, word: str) -> str:
+    option, equals, value = word.partition("=")
+    if equals and option in _SECRET | {_LOAD}:
+        return f"{option}={_shown(option, value)}"
+    if before in _SECRET:
+        return _HIDDEN
+    if before != _LOAD:
+        return word
+    try:
+        load = shlex.split(word)
+    except ValueError:
+        return _HIDDEN
+    shown = words_without_secrets(each.replace("--api_key", "--api-key") for each in load)
+    return word if shown == load else shlex.join(shown)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tasuki.bench.arguments import words_without_secrets
 from tasuki.bench.errors import RunFailedError
 from tasuki.launch.parent_death import PARENT_VARIABLE
 from tasuki.launch.supervisor import last_words
@@ -38,7 +39,7 @@ def start_child(
         raise _not_written(log, error) from error
     with output:
         try:
-            output.write(f"--- tasuki {' '.join(arguments)}\n".encode())
+            output.write(f"--- tasuki {' '.join(words_without_secrets(arguments))}\n".encode())
         except OSError as error:
             raise _not_written(log, error) from error
         return subprocess.Popen(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasuki.bench.arguments import text
+from tasuki.bench.arguments import text, without_secrets
 from tasuki.bench.goodput import SearchSettings
 from tasuki.bench.topologies import Target, topology_name
 
@@ -127,7 +127,7 @@ class Plan:
         return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """The plan as `sweep.json` keeps it."""
+        """The plan as `sweep.json` keeps it: without keys and headers."""
         return {
             "model": self.model,
             "topologies": [
@@ -139,11 +139,15 @@ class Plan:
                 }
                 for target in self.targets
             ],
-            "loads": [asdict(load) for load in self.loads],
-            "goodput": None if self.goal is None else asdict(self.goal),
+            "loads": [_describe(load) for load in self.loads],
+            "goodput": None if self.goal is None else _describe(self.goal),
             "warmup_requests": self.warmup_requests,
             "timeout_s": self.timeout_s,
         }
+
+
+def _describe(work: Load | Goal) -> dict[str, Any]:
+    return asdict(work) | {"options": without_secrets(work.options)}
 
 
 def load_seed(name: str) -> int:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tasuki.bench.arguments import words_without_secrets
 from tasuki.processor import cpu_name, usable_cores
 
 DIGEST = "digest"
@@ -35,12 +36,12 @@ _PACKAGES = (
 def own_command() -> list[str]:
     """This process's command line, to be repeated from the checkout's folder.
 
-    Of an absolute path after `--output` there is only the file's name.
+    Of an absolute path after `--output` there is only the file's name, and keys are hidden.
     """
     program = Path(sys.argv[0]).resolve()
     arguments = [
         Path(word).name if before == "--output" and Path(word).is_absolute() else word
-        for before, word in itertools.pairwise(["", *sys.argv[1:]])
+        for before, word in itertools.pairwise(["", *words_without_secrets(sys.argv[1:])])
     ]
     if program.suffix != ".py":
         return ["tasuki", *arguments]
