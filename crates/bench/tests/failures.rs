@@ -273,6 +273,32 @@ async fn a_server_that_does_not_say_what_it_serves_keeps_nobody_waiting() {
 }
 
 #[tokio::test]
+async fn an_answer_that_is_compressed_unasked_is_refused_by_name() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (client, _) = network_client(&format!("http://{}", listener.local_addr().unwrap()));
+    let served = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = vec![0; 4096];
+        let length = stream.read(&mut request).await.unwrap();
+        let answer = b"HTTP/1.1 200 x\r\ncontent-type: text/event-stream\r\n\
+                       content-encoding: gzip\r\ncontent-length: 2\r\n\r\n\x1f\x8b";
+        stream.write_all(answer).await.unwrap();
+        String::from_utf8(request[..length].to_vec()).unwrap()
+    });
+    let (_sender, stop) = watch::channel(false);
+    let answer = client.ask(&planned(0, 20), Instant::now(), stop).await;
+    assert!(
+        served
+            .await
+            .unwrap()
+            .contains("\r\naccept-encoding: identity\r\n")
+    );
+    let failure = answer.failure.unwrap();
+    assert_eq!(failure.kind(), "compressed answer");
+    assert!(failure.to_string().contains("Content-Encoding gzip"));
+}
+
+#[tokio::test]
 async fn over_the_network_a_connection_is_kept_and_replaced_when_the_server_closed_it() {
     let play = Play::new(|asked| steady(asked, 0, 0));
     let server = FakeServer::start(("127.0.0.1", 0), play.clone())

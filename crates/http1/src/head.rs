@@ -14,6 +14,8 @@ pub struct Head {
     pub status: u16,
     /// As it was written; empty: it has none.
     pub content_type: String,
+    /// How the body is compressed, as it was written; empty: not at all.
+    pub content_encoding: String,
     /// The connection may carry another request after this answer.
     pub keeps_alive: bool,
     pub(crate) framing: Framing,
@@ -69,6 +71,7 @@ impl Head {
                 .into_iter()
                 .next()
                 .unwrap_or_default(),
+            content_encoding: values("content-encoding").join(","),
             keeps_alive: keeps_alive && framing != Framing::UntilClosed,
             framing,
         })

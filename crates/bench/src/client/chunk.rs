@@ -60,7 +60,7 @@ pub fn read(data: &[u8]) -> Result<Option<Said<'_>>, Failure> {
         phases: event.timings.filter(|phases| **phases != Phases::default()),
         ..Said::default()
     };
-    if let Some(choice) = event.choices.into_iter().next() {
+    if let Some(choice) = event.choices.into_iter().flatten().next() {
         let delta = choice.delta.unwrap_or_default();
         said.choice = true;
         said.text = choice.text.or(delta.content).map(|text| text.0);
@@ -78,7 +78,7 @@ fn message(error: &Value) -> String {
 #[derive(Deserialize)]
 struct Event<'a> {
     #[serde(borrow, default)]
-    choices: Vec<Choice<'a>>,
+    choices: Option<Vec<Choice<'a>>>,
     #[serde(default)]
     usage: Option<Usage>,
     #[serde(default)]
@@ -147,6 +147,8 @@ mod tests {
         assert!(!last.choice);
         assert_eq!(last.usage.unwrap().completion_tokens, 5);
         assert_eq!(last.phases.unwrap().queue_ms, Some(1.5));
+        let null = said(r#"{"choices":null,"usage":{"completion_tokens":5}}"#);
+        assert_eq!(null.usage.unwrap().completion_tokens, 5);
         // Another server's object of the same name.
         let other = said(r#"{"choices":[],"timings":{"predicted_ms":3.0}}"#);
         assert_eq!(other.phases, None);

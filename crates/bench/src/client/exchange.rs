@@ -66,7 +66,11 @@ impl Client {
         options: ClientOptions,
         counters: Arc<Counters>,
     ) -> Result<Self, InvalidHeaderValue> {
-        let mut headers = format!("host: {}\r\n", target.authority);
+        // Without it a server may compress an answer.
+        let mut headers = format!(
+            "host: {}\r\naccept-encoding: identity\r\n",
+            target.authority
+        );
         if let Some(key) = &options.api_key {
             let value = HeaderValue::from_str(&format!("Bearer {key}"))?;
             headers += &line("authorization", &value);
@@ -248,7 +252,12 @@ async fn refuse_other_than_streams(
 ) -> Result<(), Failure> {
     let kind = head.content_type.to_ascii_lowercase();
     if head.status == 200 && kind.starts_with("text/event-stream") {
-        return Ok(());
+        return match head.content_encoding.trim() {
+            "" | "identity" => Ok(()),
+            coding => Err(Failure::Encoded {
+                coding: coding.to_owned(),
+            }),
+        };
     }
     let beginning = read_up_to(connection, head, ERROR_BYTES).await;
     let body = quote(&beginning.unwrap_or_default());

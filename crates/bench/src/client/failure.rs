@@ -18,6 +18,11 @@ pub enum Failure {
     Status { status: u16, body: String },
     #[error("the answer is {content_type}, not an event stream: {body}")]
     NotAStream { content_type: String, body: String },
+    #[error(
+        "the answer has the Content-Encoding {coding}, though none was asked for: have the server \
+         or a proxy before it send answers uncompressed"
+    )]
+    Encoded { coding: String },
     #[error("not a chunk of an answer: {event} ({reason})")]
     BadEvent { event: String, reason: String },
     #[error("error event: {message}")]
@@ -47,6 +52,7 @@ impl Failure {
             Self::ConnectTimeout { .. } => "connection timeout",
             Self::Status { status, .. } => return Cow::Owned(format!("HTTP {status}")),
             Self::NotAStream { .. } => "not a stream",
+            Self::Encoded { .. } => "compressed answer",
             Self::BadEvent { .. } => "bad event",
             Self::ErrorEvent { .. } => "error event",
             Self::Disconnected { .. } => "disconnected",
