@@ -60,7 +60,7 @@ def test_medians_of_rounds_over_all_points_with_prompts_never_sent_before() -> N
     assert result["model"] == "found-out"
     assert client.runs[-1].model == "found-out"
     assert result["rows"] == [row.as_dict() for row in rows]
-    assert result["failed"] == []
+    assert (result["failed"], result["interrupted"]) == ([], False)
     assert news[-1] == "round 3 of 3 done"
 
 
@@ -73,6 +73,25 @@ def test_a_point_that_fails_is_left_out_and_named() -> None:
     failed = {"batch": 4, "input_tokens": 100, "output_tokens": 8, "reason": "out of memory"}
     assert result["failed"] == [failed]
     assert sum(run.options["num-requests"] == 4 for run in client.runs) == 1
+
+
+@pytest.mark.parametrize("runs", [1, 3, 4])
+def test_ctrl_c_keeps_the_batches_that_were_measured(runs: int) -> None:
+    client = FakeClient()
+
+    def measure(run: LoadRun) -> Mapping[str, Any]:
+        if len(client.runs) == runs:
+            raise KeyboardInterrupt
+        return client.measure(run)
+
+    points = batch_points([1, 4], [100], [8])
+    if runs == 1:  # the warm-up alone
+        with pytest.raises(KeyboardInterrupt):
+            run_batches(points, 3, TARGET, measure, lambda line: None)
+        return
+    result, rows = run_batches(points, 3, TARGET, measure, lambda line: None)
+    assert result["interrupted"]
+    assert [row["batch"] for row in result["rows"]] == [row.batch for row in rows] == [1, 4]
 
 
 def test_nothing_measured_is_an_error() -> None:

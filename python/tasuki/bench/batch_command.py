@@ -247,3 +247,6 @@ def _measure(table: _Table, url: str, model: str | None, say: Callable[[str], No
     print(as_text(COLUMNS, [row.cells() for row in rows]))
     write_result(table.path, content)
     say(f"written to {table.path}")
+    if content["interrupted"]:
+        say("interrupted; the rows are medians of the batches measured before")
+        raise typer.Exit(_INTERRUPTED)

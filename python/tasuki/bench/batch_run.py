@@ -49,12 +49,14 @@ def run_batches(
     """Measure every point `repeat` times, each round in another order.
 
     A point that fails is left out, with a line that says why. A first round of
-    the smallest point warms up and is thrown away.
+    the smallest point warms up and is thrown away. Ctrl-C ends it; then the rows are
+    of what was measured before.
 
     Returns:
         The result of kind "batch", and its rows in the order of `points`.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C came before the first batch was measured.
         RunFailedError: Not one point could be measured.
     """
     seeds = itertools.count(target.seed)
@@ -81,17 +83,23 @@ def run_batches(
         return batch_row(point, result)
 
     draw = random.Random(target.seed)
-    once(min(points, key=lambda point: point.batch * point.input_tokens))
-    for number in range(1, repeat + 1):
-        for point in draw.sample(points, len(points)):
-            if point in failed:
-                continue
-            try:
-                seen[point].append(once(point))
-            except RunFailedError as error:
-                failed[point] = str(error)
-                say(f"batch {point.batch}, {point.input_tokens} in: FAILED: {error}")
-        say(f"round {number} of {repeat} done")
+    interrupted = False
+    try:
+        once(min(points, key=lambda point: point.batch * point.input_tokens))
+        for number in range(1, repeat + 1):
+            for point in draw.sample(points, len(points)):
+                if point in failed:
+                    continue
+                try:
+                    seen[point].append(once(point))
+                except RunFailedError as error:
+                    failed[point] = str(error)
+                    say(f"batch {point.batch}, {point.input_tokens} in: FAILED: {error}")
+            say(f"round {number} of {repeat} done")
+    except KeyboardInterrupt:
+        if not any(seen.values()):
+            raise
+        interrupted = True
     rows = [median_row(seen[point]) for point in points if seen[point] and point not in failed]
     if not rows:
         raise RunFailedError(f"no batch was measured: {next(iter(failed.values()))}")
@@ -105,6 +113,7 @@ def run_batches(
         **content,
         "base_url": target.url,
         "repeat": repeat,
+        "interrupted": interrupted,
         "rows": [row.as_dict() for row in rows],
         "failed": [
             {
