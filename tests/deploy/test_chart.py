@@ -319,23 +319,17 @@ def test_one_worker_over_several_hosts_goes_at_a_time() -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("name", "given", "says"),
     [
-        ("worker.nodesKey.secretName=", "pools.prefill has 2 hosts for each worker: give nodesKey"),
-        ("worker.autoscaling.enabled=true", "which KEDA does not scale together"),
+        ("hosts", "worker.nodesKey.secretName=", "pools.prefill has 2 hosts for each worker: give"),
+        ("hosts", "worker.autoscaling.enabled=true", "which KEDA does not scale together"),
+        ("autoscaling", "worker.autoscaling.minReplicas=9", "minReplicas is 9, maxReplicas is"),
+        ("hub", "router.metricsPort=8000", "router.port and router.metricsPort are both 8000"),
     ],
 )
-def test_hosts_that_cannot_meet_are_refused(given: str, says: str) -> None:
-    done = render("demo", VALUES[NAMES.index("hosts")], "--set", given)
+def test_values_that_exclude_one_another_are_refused(name: str, given: str, says: str) -> None:
+    done = render("demo", VALUES[NAMES.index(name)], "--set", given)
     assert done.returncode != 0 and says in done.stderr, done.stderr
-
-
-@pytest.mark.system
-def test_bounds_of_replicas_that_exclude_one_another_are_refused() -> None:
-    given = ("--set", "worker.autoscaling.minReplicas=9")
-    done = render("demo", VALUES[NAMES.index("autoscaling")], *given)
-    assert done.returncode != 0
-    assert "autoscaling.minReplicas is 9, maxReplicas is" in done.stderr, done.stderr
 
 
 def test_the_router_fetches_with_its_own_settings() -> None:
@@ -377,6 +371,7 @@ class TestValues:
             ({"pools": {"more": {"role": "decode"}}}, "'replicas' is a required property"),
             ({"router": {"replicas": 0}}, "0 is less than the minimum of 1"),
             ({"model": {"source": "llama"}}, "does not match"),
+            ({"model": {"name": "a=b"}}, "'a=b' does not match"),
             ({"cache": {"volume": {"emptyDir": {}, "hostPath": {}}}}, "is not valid under any"),
             ({"worker": {"pdb": {"minAvailable": "half"}}}, "is not valid under any"),
             ({"podSecurity": {"runAsUser": 0}}, "0 is less than the minimum of 1"),
