@@ -86,6 +86,23 @@ def test_a_socket_that_was_left_behind_is_replaced(folder: Path) -> None:
     assert not path.exists()
 
 
+def test_sockets_of_processes_that_are_gone_are_removed(folder: Path) -> None:
+    folder.mkdir()
+    names = (2**22, 2**22 + 1, 1, "mine")  # process ids are below 2**22
+    gone, serves, starts, other = (folder / f"{name}.sock" for name in names)
+    left = {path: socket.socket(socket.AF_UNIX) for path in (gone, serves, starts, other)}
+    for path, bound in left.items():
+        bound.bind(str(path))
+        if path == serves:  # of a launcher in another container
+            bound.listen()
+        else:
+            bound.close()
+    made = ControlServer(None)
+    assert set(folder.iterdir()) == {serves, starts, other, made.path}
+    made.close()
+    left[serves].close()
+
+
 def test_an_order_that_ends_the_launcher_is_answered_too(folder: Path) -> None:
     def stop(role: str, count: int) -> str:
         raise KeyboardInterrupt

@@ -54,6 +54,8 @@ class ControlServer:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path or runtime_folder() / f"{os.getpid()}{_SUFFIX}"
+        if path is None:
+            _remove_abandoned(self.path.parent)
         self._socket = _listen(self.path)
 
     def begin(self, obey: Obey, call: Callable[[Callable[[], None]], None]) -> None:
@@ -159,6 +161,25 @@ def _only_socket(folder: Path) -> Path:
         )
     names = ", ".join(str(path) for path in found)
     raise ControlError(f"several `tasuki serve` run: choose one by --control-socket: {names}")
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the sockets of launchers that were killed."""
+    for path in folder.glob(f"*{_SUFFIX}"):
+        # A process of another container may listen; one of this host may be about to.
+        if path.stem.isdecimal() and not _runs(int(path.stem)) and not _is_served(path):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _is_served(path: Path) -> bool:
