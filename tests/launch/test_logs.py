@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tasuki.launch import serve
+from tasuki.launch.config import ServeConfig
 from tasuki.launch.errors import LaunchError
 from tasuki.launch.logs import KEPT_FOLDERS, log_folder
 
@@ -51,6 +54,24 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     says = "--log-dir DIR, or set TASUKI_CACHE"
     with pytest.raises(LaunchError, match=says), log_folder(tmp_path / "file" / "logs"):
         pass
+
+
+def test_it_is_told_before_the_model_is_fetched(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    def fetch(model: str) -> Path:
+        raise LaunchError(f"{model} is fetched")
+
+    monkeypatch.setattr(serve, "make_engine", lambda config: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(serve, "resolve_model", fetch)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="cannot write logs"):
+        serve.serve(ServeConfig(model="m", log_dir=tmp_path / "file"))
+    with pytest.raises(LaunchError, match="m is fetched"):
+        serve.serve(ServeConfig(model="m"))
+    assert list((cache / "logs").iterdir()) == [], "no process had written there"
 
 
 def test_old_ones_are_removed_but_never_a_running_launchers(cache: Path) -> None:

@@ -25,7 +25,7 @@ from tasuki.launch.config import ServeConfig
 from tasuki.launch.control import ControlServer
 from tasuki.launch.engine import Engine
 from tasuki.launch.errors import LaunchError
-from tasuki.launch.logs import log_folder
+from tasuki.launch.logs import Logs, log_folder
 from tasuki.launch.machine import router_port
 from tasuki.launch.place import make_engine
 from tasuki.launch.supervisor import Call, Stop, StoppedError, Supervisor, say, tell
@@ -78,8 +78,9 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
     with (
         closing(ControlServer(config.control_socket)) as control,
         closing(make_engine(config)) as engine,
+        log_folder(config.log_dir) as logs,
     ):
-        return _serve(config, engine, control, job, begun_s)
+        return _serve(config, engine, control, logs, job, begun_s)
 
 
 def _check_features(config: ServeConfig) -> None:
@@ -100,14 +101,18 @@ def _check_features(config: ServeConfig) -> None:
 
 
 def _serve(
-    config: ServeConfig, engine: Engine, control: ControlServer, job: Job | None, begun_s: float
+    config: ServeConfig,
+    engine: Engine,
+    control: ControlServer,
+    logs: Logs,
+    job: Job | None,
+    begun_s: float,
 ) -> int:
+    logs.keep = False  # no process has written yet
     model = resolve_model(config.model)
     dtype = _dtype(config, engine, model)
-    with (
-        log_folder(config.log_dir) as logs,
-        router_port(config.host, config.port) as port,
-    ):
+    with router_port(config.host, config.port) as port:
+        logs.keep = True
 
         def on_stale() -> None:
             supervisor.call_later(_WRITE_AGAIN_S, file.retry)
