@@ -8,6 +8,7 @@ import json
 import mmap
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import threading
@@ -164,6 +165,38 @@ def test_what_cannot_be_mapped_is_refused_with_the_remedy(
         connect(reader, source, "far", **changed)
     assert mapped_here() == before[0]
     assert len(os.listdir("/proc/self/fd")) <= before[1], "nothing stays open"
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_reader_without_descriptors_says_so(
+    reader: Transport, start: Start, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    source = start()
+    before, introduce = len(os.listdir("/proc/self/fd")), greeting.introduce
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def limit() -> int:
+        """Of open files, so that none can be opened from now on."""
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        return lowest
+
+    def limited(connection: socket.socket, key: bytes) -> bytes:
+        limit()
+        return introduce(connection, key)
+
+    if left:  # for the connection, none for what comes through it
+        monkeypatch.setattr(greeting, "introduce", limited)
+    try:
+        if not left:
+            limit()
+        said = r"no descriptor is left .* pool of far: the limit is \d+, raise it \(ulimit -n\)"
+        with pytest.raises(TransportError, match=said):
+            connect(reader, source, "far")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_worker_in_another_network_namespace_is_refused(start: Start) -> None:

@@ -20,6 +20,7 @@ import contextlib
 import hmac
 import logging
 import os
+import resource
 import secrets
 import socket
 import struct
@@ -142,7 +143,10 @@ class Visit:
 
     def __init__(self, peer: str, name: str, key: bytes) -> None:
         self._peer = peer
-        self._connection = _socket()
+        try:
+            self._connection = _socket()
+        except OSError as error:
+            raise _no_descriptor(peer) from error
         try:
             self._connection.settimeout(greeting.GREETING_S)
             self._connection.connect(_address(name))
@@ -172,6 +176,8 @@ class Visit:
         trusted = hmac.compare_digest(reply, expected)
         if trusted and descriptors:
             return descriptors[0]
+        if trusted:  # the kernel leaves out what this process cannot have
+            raise _no_descriptor(self._peer)
         for descriptor in descriptors:
             os.close(descriptor)
         raise TransportError(f"{self._peer} has another key: it is another process by now")
@@ -193,6 +199,14 @@ class Visit:
     def end(self) -> None:
         """Leave the peer."""
         self._connection.close()
+
+
+def _no_descriptor(peer: str) -> TransportError:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return TransportError(
+        f"no descriptor is left for the KV pool of {peer}: the limit is {limit}, raise it"
+        " (ulimit -n)"
+    )
 
 
 def _socket() -> socket.socket:
