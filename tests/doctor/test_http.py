@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -93,3 +93,58 @@ def test_an_answer_of_other_json_ends_in_no_traceback(
     pair = Pair(prefill.worker, decode.worker)
     split(pair, prefill, decode, "run")
     assert pair.probe_error or pair.probe_fault
+
+
+@contextmanager
+def dripping(beginning: str, end: str) -> Iterator[str]:
+    """A server that sends a second of single bytes between the two, and closes."""
+    over = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(beginning.encode())
+            for _ in range(50):
+                over.wait(0.02)
+                connection.sendall(b"x")
+            connection.sendall(end.encode())
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        over.set()
+        thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "end"),
+    [
+        ("HTTP/1.1 200 OK\r\nX: ", "\r\n\r\n" + 3 * "data: {}\n"),
+        ("HTTP/1.1 200 OK\r\n\r\n", "\n" + 3 * "data: {}\n"),
+        ("HTTP/1.1 500 no\r\n\r\n", ""),
+    ],
+    ids=["head", "body", "error"],
+)
+def test_the_limit_is_that_of_a_whole_answer(beginning: str, end: str) -> None:
+    late = pytest.raises(NoAnswerError, match="no answer in time")
+    with dripping(beginning, end) as url, late:
+        Http(url, timeout_s=0.3).get("/metrics")
+    with dripping(beginning, end) as url, late:
+        Http(url, timeout_s=0.3).timed("/v1/completions", {}, 1)
+
+
+def test_an_error_that_never_ends_is_no_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_begin_an_error, args=(listener,), daemon=True).start()
+        with pytest.raises(NoAnswerError, match="no answer in time"):
+            Http(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.3).get("/metrics")
+
+
+def _begin_an_error(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection, suppress(OSError):
+        connection.sendall(b"HTTP/1.1 500 no\r\nContent-Length: 9\r\n\r\n")
+        while connection.recv(1 << 16):  # until the client leaves
+            pass

@@ -6,12 +6,12 @@ import http.client
 import json
 import socket
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tasuki.doctor.deadline import ask
 from tasuki.doctor.picture import Probe
 
 _LARGEST_BYTES = 64 << 20
@@ -66,7 +66,7 @@ class Http:
     Attributes:
         base: URL without a slash at the end.
         key: For the Authorization header; empty: none is sent.
-        timeout_s: Of a connection, and between two parts of an answer.
+        timeout_s: For each answer.
     """
 
     base: str
@@ -99,10 +99,9 @@ class Http:
         began, times = time.monotonic(), []
         try:
             request = self._request(path, {**body, "stream": True})
-            with self._open(request) as answer:
+            with ask(request, self.timeout_s) as answer:
                 if answer.status >= 300:
-                    text = answer.read(_LARGEST_BYTES).decode(errors="replace")
-                    raise not_answered(answer.status, text)
+                    raise not_answered(answer.status, _answer(answer).body)
                 for line in answer:
                     if line.startswith(b"data: {"):
                         if b'"error"' in line[:20]:
@@ -125,24 +124,17 @@ class Http:
             request.add_unredirected_header("Authorization", f"Bearer {self.key}")
         return request
 
-    def _open(self, request: urllib.request.Request) -> Any:
-        """The response, also one with an error status: its body may break off as any other."""
-        try:
-            return urllib.request.urlopen(request, timeout=self.timeout_s)
-        except urllib.error.HTTPError as error:
-            return error
-
     def _ask(self, request: urllib.request.Request) -> Answer:
         try:
-            with self._open(request) as answer:
-                return _answer(answer.status, answer)
+            with ask(request, self.timeout_s) as answer:
+                return _answer(answer)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise NoAnswerError(_said(error)) from error
 
 
-def _answer(status: int, response: Any) -> Answer:
+def _answer(response: Any) -> Answer:
     body = response.read(_LARGEST_BYTES).decode(errors="replace")
-    return Answer(status, response.headers.get("content-type", ""), body)
+    return Answer(response.status, response.headers.get("content-type", ""), body)
 
 
 def _said(error: BaseException) -> str:
