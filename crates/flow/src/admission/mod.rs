@@ -21,6 +21,7 @@
 
 mod config;
 mod corrections;
+mod next;
 mod pace;
 mod prompt_load;
 mod queue;
@@ -80,7 +81,7 @@ struct Line {
     queue: Queue,
     /// Let in, and not placed yet: the fleet does not count it.
     doorway: Option<EntrantId>,
-    /// Since when no worker could take the first one.
+    /// Since when no worker could take the first one, or those that others pass.
     nowhere_since: Option<Duration>,
     /// When all that wait were looked at last.
     looked: Duration,
@@ -217,24 +218,21 @@ impl Line {
         verdicts: &mut Vec<(EntrantId, Verdict)>,
     ) {
         while self.doorway.is_none() || config.off {
-            let Some(first) = self.queue.first() else {
+            let Some((id, forecast)) = self.next(config, now, fleet) else {
                 return;
             };
-            let (id, model) = (first.id, first.entrant.view.model);
-            let forecast = match fleet.forecast(&first.view(config, now)) {
-                Ok(forecast) => {
-                    self.nowhere_since = None;
-                    self.prompts.with_prompts(forecast, now)
-                }
-                Err(reason) if !reason.may_pass() || self.is_hopeless(config, now) => {
-                    self.queue.pop();
-                    self.doorway = Some(id);
-                    verdicts.push((id, Verdict::Admitted(Forecast::default())));
-                    return;
-                }
-                Err(_) => return,
+            let Some(forecast) = forecast else {
+                self.queue.let_in(id);
+                self.doorway = Some(id);
+                verdicts.push((id, Verdict::Admitted(Forecast::default())));
+                return;
             };
-            if let Some(reason) = self.too_late(config, first, &forecast, 0.0, now) {
+            let forecast = self.prompts.with_prompts(forecast, now);
+            let Some(next) = self.queue.get(id) else {
+                return;
+            };
+            let model = next.entrant.view.model;
+            if let Some(reason) = self.too_late(config, next, &forecast, 0.0, now) {
                 let refusal = self.turn_away(id, reason, now);
                 verdicts.push((id, Verdict::Refused(refusal)));
                 continue;
@@ -243,7 +241,7 @@ impl Line {
                 return;
             }
             // One that did not wait says nothing of how fast the queue moves.
-            if let Some(waiting) = self.queue.pop()
+            if let Some(waiting) = self.queue.let_in(id)
                 && !waiting.is_new
             {
                 self.pace.let_in(waiting.forecast.work_s, now);
@@ -253,13 +251,6 @@ impl Line {
             self.doorway = Some(id);
             verdicts.push((id, Verdict::Admitted(forecast)));
         }
-    }
-
-    /// Whether no worker could take the first one for so long that it is let in all the same:
-    /// its machine says why.
-    fn is_hopeless(&mut self, config: &AdmissionConfig, now: Duration) -> bool {
-        let since = *self.nowhere_since.get_or_insert(now);
-        now.saturating_sub(since) >= config.recover
     }
 
     /// Whether the placement that a request would get now has room for it.

@@ -129,8 +129,8 @@ impl Queue {
         self.order.insert(place, waiting);
     }
 
-    pub fn first(&self) -> Option<&Waiting> {
-        self.order.first_key_value().map(|(_, waiting)| waiting)
+    pub fn get(&self, id: EntrantId) -> Option<&Waiting> {
+        self.order.get(self.places.get(&id)?)
     }
 
     pub fn last(&self) -> Option<&Waiting> {
@@ -158,9 +158,9 @@ impl Queue {
         self.order.is_empty()
     }
 
-    /// Takes the first one out, to be let in.
-    pub fn pop(&mut self) -> Option<Waiting> {
-        let place = *self.order.first_key_value()?.0;
+    /// Takes a request out that is let in.
+    pub fn let_in(&mut self, id: EntrantId) -> Option<Waiting> {
+        let place = *self.places.get(&id)?;
         self.now = self.now.max(place.1.0);
         self.take(place)
     }

@@ -3,7 +3,8 @@
 use super::*;
 use crate::fleet::LoadReport;
 use crate::testing::info;
-use crate::{Effect, FleetState, Generation, Machine, MachineConfig, SamplingParams};
+
+use crate::{Effect, FleetState, Generation, Machine, MachineConfig, SamplingParams, WorkerKey};
 use tasuki_core::Chunks;
 use tasuki_policy::PolicyConfig;
 
@@ -68,25 +69,21 @@ fn no_request_waits_for_a_worker_while_one_that_costs_hardly_more_has_time() {
     assert_eq!(leg.worker.worker, WorkerId(1));
 }
 
-#[test]
-fn a_request_that_no_worker_will_ever_take_holds_nobody_up() {
+/// A fleet with a worker for short requests and one for long ones, both busy; a long request that
+/// waits, a short one and another long one behind it.
+fn behind_a_long_one() -> (FleetState, [WorkerKey; 2], Admission, [EntrantId; 3]) {
     let mut fleet = FleetState::new(vec![Vec::new()], PolicyConfig::default());
-    for (name, max_model_len) in [("small", 1_000), ("large", 100_000)] {
+    let keys = [("small", 1_000), ("large", 100_000)].map(|(name, max_model_len)| {
         let id = fleet.add();
         let mut info = info(name);
         info.max_model_len = max_model_len;
         info.num_blocks = 100_000;
         let key = fleet.join(id, info, Duration::ZERO).expect("it joins");
-        let load = LoadReport {
-            running_requests: 1,
-            waiting_prefill_tokens: 1_000_000,
-            free_blocks: 90_000,
-            ..LoadReport::default()
-        };
-        fleet.on_report(key, Some(&load), Duration::ZERO);
-    }
+        fleet.on_report(key, Some(&load(1_000_000)), Duration::ZERO);
+        key
+    });
     let mut admission = Admission::new(AdmissionConfig::default());
-    let ids = [5_000, 100].map(|prompt_tokens| {
+    let ids = [5_000, 100, 6_000].map(|prompt_tokens| {
         let entrant = Entrant {
             view: RequestView::new(prompt_tokens, 10),
             tenant: "a".into(),
@@ -96,10 +93,47 @@ fn a_request_that_no_worker_will_ever_take_holds_nobody_up() {
         admission.enter(entrant, &fleet)
     });
     assert_eq!(admission.settle(Duration::ZERO, &fleet), []);
+    (fleet, keys, admission, ids)
+}
+
+fn load(waiting_prefill_tokens: u64) -> LoadReport {
+    LoadReport {
+        running_requests: 1,
+        waiting_prefill_tokens,
+        free_blocks: 90_000,
+        ..LoadReport::default()
+    }
+}
+
+#[test]
+fn a_request_that_no_worker_will_ever_take_holds_nobody_up() {
+    let (mut fleet, _, mut admission, ids) = behind_a_long_one();
     fleet.remove(WorkerId(1));
     let verdicts = admission.settle(Duration::ZERO, &fleet);
     assert!(
         matches!(verdicts[..], [(id, Verdict::Admitted(_))] if id == ids[0]),
         "{verdicts:?}"
     );
+}
+
+#[test]
+fn a_request_whose_worker_is_down_holds_up_no_shorter_one() {
+    let (mut fleet, [small, large], mut admission, [long, short, longer]) = behind_a_long_one();
+    let seconds = Duration::from_secs;
+    fleet.leave(large);
+    assert_eq!(admission.settle(seconds(1), &fleet), []);
+    fleet.on_report(small, Some(&load(0)), seconds(2));
+    let let_in = |verdicts: &[_]| match *verdicts {
+        [(id, Verdict::Admitted(_))] => id,
+        _ => panic!("{verdicts:?}"),
+    };
+    assert_eq!(let_in(&admission.settle(seconds(2), &fleet)), short);
+    admission.passed(short);
+    // Those that are long wait for their worker, and no longer than that may take.
+    assert_eq!(admission.settle(seconds(10), &fleet), []);
+    for id in [long, longer] {
+        assert_eq!(let_in(&admission.settle(seconds(11), &fleet)), id);
+        admission.passed(id);
+    }
+    assert_eq!(admission.waiting(), (0, 0, 0));
 }

@@ -1,0 +1,47 @@
+//! Which one of those that wait is next.
+
+use std::time::Duration;
+
+use tasuki_core::Forecast;
+
+use super::{AdmissionConfig, EntrantId, Line};
+use crate::FleetState;
+
+impl Line {
+    /// The first one that a worker could take, with its forecast. Without a forecast: no worker
+    /// will take it, or none could for so long that it is let in and its machine says why.
+    ///
+    /// One that is too large for the workers that are up waits for the others, and holds up no
+    /// smaller one meanwhile.
+    pub(super) fn next(
+        &mut self,
+        config: &AdmissionConfig,
+        now: Duration,
+        fleet: &FleetState,
+    ) -> Option<(EntrantId, Option<Forecast>)> {
+        let since = self.nowhere_since.take();
+        let mut too_large: Option<(u64, u32)> = None;
+        for waiting in self.queue.iter() {
+            let view = waiting.view(config, now);
+            let size = (view.total_tokens(), view.choices);
+            if too_large.is_some_and(|(tokens, choices)| size.0 >= tokens && size.1 >= choices) {
+                continue;
+            }
+            match fleet.forecast(&view) {
+                Ok(forecast) => return Some((waiting.id, Some(forecast))),
+                Err(reason) if !reason.may_pass() => return Some((waiting.id, None)),
+                Err(reason) => {
+                    let since = *self.nowhere_since.get_or_insert(since.unwrap_or(now));
+                    if now.saturating_sub(since) >= config.recover {
+                        return Some((waiting.id, None));
+                    }
+                    if !reason.is_limit() {
+                        return None;
+                    }
+                    too_large = Some(size);
+                }
+            }
+        }
+        None
+    }
+}
