@@ -88,6 +88,9 @@ class CopyTransport:
         """As a process that is gone."""
         del _POOLS[self.metadata.hex()]
 
+    def reached(self, peer: str, metadata: bytes) -> bool:
+        return True
+
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:
         self._sources[peer] = (metadata.hex(), plan)
 

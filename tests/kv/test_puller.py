@@ -33,7 +33,11 @@ class Scripted:
         self.calls: list[str] = []
         self.posted: queue.Queue[Handle] = queue.Queue()
         self.fail_connect = False
+        self.away: set[str] = set()  # who does not answer yet
         self.closed = threading.Event()
+
+    def reached(self, peer: str, metadata: bytes) -> bool:
+        return peer not in self.away
 
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:
         self.calls.append(f"connect {peer}")
@@ -228,6 +232,48 @@ def test_a_cancelled_order_ends_when_what_is_posted_has(bench: Bench) -> None:
         handle.state = "done"
     done = bench.done()
     assert (done.order_id, done.error) == (1, "cancelled")
+
+
+def test_a_peer_that_does_not_answer_yet_holds_up_its_own_orders_alone(bench: Bench) -> None:
+    bench.transport.away.add("p")
+    bench.connect("p")
+    for order_id in (1, 2):
+        bench.pull(order_id, 1, "p")
+    bench.puller.put(CancelPull(1))
+    assert (bench.done().error, bench.reports.empty()) == ("cancelled", True)
+    bench.connect("q")
+    bench.pull(3, 1, "q")
+    bench.handle().state = "done"
+    assert bench.done().order_id == 3
+    bench.transport.away.clear()
+    bench.handle().state = "error"
+    assert bench.done().order_id == 2
+    # The same where it was connected before.
+    bench.transport.away.add("p")
+    bench.pull(4, 1, "p")
+    settled(bench)
+    assert bench.transport.calls == ["connect q", "connect p", "disconnect p"]
+    bench.transport.away.clear()
+    bench.handle().state = "done"
+    done = bench.done()
+    assert (done.order_id, done.error, done.reconnects) == (4, "", 1)
+
+
+def test_a_peer_that_never_answers_is_left(bench: Bench) -> None:
+    bench.transport.away.add("p")
+    bench.connect("p")
+    bench.pull(1, 1)
+    bench.puller.put(CancelPull(1))
+    assert bench.done().error == "cancelled"
+    bench.transport.away.clear()
+    bench.transport.fail_connect = True
+    assert bench.reports.get(timeout=DEADLINE_S) == PeerFailed("p", "no route")
+    bench.transport.away.add("q")
+    bench.connect("q")
+    bench.puller.put(Forget("q"))
+    settled(bench)
+    assert bench.transport.calls == ["connect p", "disconnect p", "disconnect q"]
+    assert bench.reports.empty()
 
 
 def test_a_corrupt_metadata_blob_never_reaches_the_transport(bench: Bench) -> None:

@@ -2,7 +2,8 @@
 
 The engine thread puts orders in and never waits; this thread alone touches the
 transport. Orders of one peer are cut into pieces and posted first come, first
-served while the peer's bytes under way stay under the transport's bound. With
+served while the peer's bytes under way stay under the transport's bound. A peer
+that does not answer yet is asked again; its orders wait (`reaching.py`). With
 nothing under way it sleeps on its condition and costs nothing.
 
     order ─▶ queue of its peer ─▶ pieces posted ─▶ all ended ─▶ PullDone
@@ -20,17 +21,17 @@ import functools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from tasuki.errors import TasukiError
 from tasuki.kv.clock import now_s
 from tasuki.kv.digest import UnitDigests
 from tasuki.kv.digester import DigestJobs
 from tasuki.kv.effects import CancelPull, Digest, Digested, Pull, PullDone, PullProgress
-from tasuki.kv.transfer_plan import Run, TransferPlan
-from tasuki.kv.transport import Transfer, Transport, check_metadata
-from tasuki.kv.ways import Way
+from tasuki.kv.pull_orders import Order, Peer, Piece
+from tasuki.kv.transfer_plan import TransferPlan
+from tasuki.kv.transport import Transport, check_metadata
 
 log = logging.getLogger(__name__)
 
@@ -74,56 +75,6 @@ class PeerFailed:
 PullerReport = PullDone | PullProgress | PeerFailed | Digested
 
 
-@dataclass(slots=True)
-class _Order:
-    """One order under way; `pieces` are yet to be posted.
-
-    `jobs`: pieces that arrived and whose digests are not there yet; `ended_s`: when the last
-    piece so far was seen to have arrived.
-    """
-
-    order_id: int
-    pieces: deque[list[Run]] = field(default_factory=deque)
-    check: frozenset[int] = frozenset()
-    inflight: int = 0
-    jobs: int = 0
-    posted_s: float = 0.0
-    ended_s: float = 0.0
-    digests: list[UnitDigests] = field(default_factory=list)
-    moved_bytes: int = 0
-    descriptors: int = 0
-    post_s: float = 0.0
-    reconnects: int = 0
-    reported_s: float = 0.0
-    error: str = ""
-    way: Way | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A piece of an order under way."""
-
-    transfer: Transfer
-    order: _Order
-    size_bytes: int
-    runs: Sequence[Run]
-
-
-@dataclass(slots=True)
-class _Peer:
-    """One peer. `broken`: a transfer failed; connect anew before the next one."""
-
-    metadata: bytes
-    plan: TransferPlan
-    connected: bool = False
-    broken: bool = False
-    leaving: bool = False
-    way: Way | None = None
-    orders: deque[_Order] = field(default_factory=deque)
-    inflight: list[_Piece] = field(default_factory=list)
-    inflight_bytes: int = 0
-
-
 class Puller(threading.Thread):
     """The transfer thread.
 
@@ -146,8 +97,8 @@ class Puller(threading.Thread):
         self._condition = threading.Condition()
         self._commands: deque[PullerCommand] = deque()
         self._stopping = False
-        self._peers: dict[str, _Peer] = {}
-        self._orders: dict[int, _Order] = {}
+        self._peers: dict[str, Peer] = {}
+        self._orders: dict[int, Order] = {}
         self._digests = DigestJobs(transport)
 
     # Called from other threads.
@@ -174,7 +125,7 @@ class Puller(threading.Thread):
         while True:
             with self._condition:
                 if not (self._commands or self._stopping or self._digests.waiting or moved):
-                    busy = self._digests.busy or any(peer.inflight for peer in self._peers.values())
+                    busy = self._digests.busy or any(peer.is_busy for peer in self._peers.values())
                     self._condition.wait(pause_s if busy else None)
                 if self._stopping:
                     break
@@ -218,29 +169,39 @@ class Puller(threading.Thread):
         except TasukiError as error:
             self._report(PeerFailed(name, str(error)))
             return
-        peer = _Peer(metadata, plan)
-        self._peers[name] = peer
-        try:
-            self._open(name, peer)
-        except TasukiError as error:
-            del self._peers[name]
-            self._report(PeerFailed(name, str(error)))
+        self._peers[name] = Peer(metadata, plan)
 
-    def _limit_bytes(self, peer: _Peer) -> int:
+    def _limit_bytes(self, peer: Peer) -> int:
         """What may be under way from a peer by this thread."""
         return peer.plan.limit_bytes(self._transport.max_inflight_bytes)
 
-    def _open(self, name: str, peer: _Peer) -> None:
-        """Connect, anew if a transfer failed and nothing is under way."""
+    def _join(self, name: str, peer: Peer) -> bool:
+        """Connect for the first time. False: not yet, or it failed."""
+        try:
+            return self._open(name, peer)
+        except TasukiError as error:
+            del self._peers[name]
+            self._transport.disconnect(name)
+            self._report(PeerFailed(name, str(error)))
+            for order in peer.orders:
+                if order.pieces:  # else it was cancelled
+                    self._fail(order, str(error))
+            return False
+
+    def _open(self, name: str, peer: Peer) -> bool:
+        """Connect, anew if a transfer failed and nothing is under way. False: not yet."""
         if peer.broken:
             self._transport.disconnect(name)
             peer.connected = peer.broken = False
         if not peer.connected:
+            if not self._transport.reached(name, peer.metadata):
+                return False
             way = self._transport.connect(name, peer.metadata, peer.plan)
-            peer.connected = True
+            peer.connected, peer.joining = True, False
             if way is not None and peer.way != way:
                 peer.way = way
                 log.info("KV from %s travels by %s", name, way)
+        return True
 
     def _forget(self, name: str) -> None:
         peer = self._peers.get(name)
@@ -249,14 +210,14 @@ class Puller(threading.Thread):
         peer.leaving = True
         self._leave(name, peer)
 
-    def _leave(self, name: str, peer: _Peer) -> None:
+    def _leave(self, name: str, peer: Peer) -> None:
         if peer.leaving and not peer.inflight and not peer.orders:
             del self._peers[name]
             self._transport.disconnect(name)
 
     def _enqueue(self, pull: Pull) -> None:
         now_s = self._clock()
-        order = _Order(
+        order = Order(
             pull.order_id,
             check=frozenset(pull.check),
             posted_s=now_s,
@@ -285,17 +246,17 @@ class Puller(threading.Thread):
         if order is not None:
             self._fail(order, "cancelled")
 
-    def _fail(self, order: _Order, error: str) -> None:
+    def _fail(self, order: Order, error: str) -> None:
         order.error = order.error or error
         order.pieces.clear()
         self._settle(order)
 
-    def _settle(self, order: _Order) -> None:
+    def _settle(self, order: Order) -> None:
         """Report an order if nothing of it is left to do."""
         if not (order.inflight or order.jobs or order.pieces):
             self._finish(order)
 
-    def _finish(self, order: _Order) -> None:
+    def _finish(self, order: Order) -> None:
         self._orders.pop(order.order_id, None)
         self._report(
             PullDone(
@@ -316,7 +277,7 @@ class Puller(threading.Thread):
         """Look at every transfer under way. Returns whether one ended."""
         moved = False
         for name, peer in list(self._peers.items()):
-            still: list[_Piece] = []
+            still: list[Piece] = []
             inflight, peer.inflight = peer.inflight, []
             for piece in inflight:
                 error = ""
@@ -339,7 +300,7 @@ class Puller(threading.Thread):
             self._leave(name, peer)
         return self._digests.poll() or moved
 
-    def _piece_ended(self, order: _Order, error: str) -> None:
+    def _piece_ended(self, order: Order, error: str) -> None:
         order.inflight -= 1
         order.ended_s = self._clock()
         if error:
@@ -351,7 +312,7 @@ class Puller(threading.Thread):
         else:
             self._settle(order)
 
-    def _digested(self, order: _Order, digests: UnitDigests | None, error: str) -> None:
+    def _digested(self, order: Order, digests: UnitDigests | None, error: str) -> None:
         """Of a piece that arrived."""
         order.jobs -= 1
         if digests is not None:
@@ -364,6 +325,8 @@ class Puller(threading.Thread):
     def _post(self, name: str) -> bool:
         """Post pieces of `name` while the bound allows. Returns whether any was."""
         peer = self._peers[name]
+        if peer.joining and not self._join(name, peer):
+            return False
         moved = False
         while peer.orders:
             order = peer.orders[0]
@@ -377,14 +340,15 @@ class Puller(threading.Thread):
                 break
             if peer.broken and peer.inflight:
                 break  # connect anew once those have ended
-            order.pieces.popleft()
-            moved = True
-            if order.descriptors == 0:
-                order.posted_s = self._clock()
-            order.descriptors += len(runs)
             order.reconnects += peer.broken
             try:
-                self._open(name, peer)
+                if not self._open(name, peer):
+                    break
+                order.pieces.popleft()
+                moved = True
+                if order.descriptors == 0:
+                    order.posted_s = self._clock()
+                order.descriptors += len(runs)
                 order.way = peer.way
                 begin_s = self._clock()
                 transfer = self._transport.post(name, runs)
@@ -395,6 +359,6 @@ class Puller(threading.Thread):
                 continue
             order.inflight += 1
             peer.inflight_bytes += size_bytes
-            peer.inflight.append(_Piece(transfer, order, size_bytes, runs))
+            peer.inflight.append(Piece(transfer, order, size_bytes, runs))
         self._leave(name, peer)
         return moved

@@ -24,6 +24,7 @@ import torch
 
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
+from tasuki.kv.reaching import Reaching
 from tasuki.kv.repack import Repack
 from tasuki.kv.shm_door import Door, Place, Visit
 from tasuki.kv.shm_segment import Bytes, Segment, map_to_read
@@ -50,6 +51,7 @@ class ShmTransport(PoolTransport["_Peer"]):
         super().__init__("shm")
         self._network = network
         self._place = Place.here()
+        self._reaching = Reaching(_reach, _leave)
 
     @property
     def max_inflight_bytes(self) -> int:
@@ -87,6 +89,10 @@ class ShmTransport(PoolTransport["_Peer"]):
         self._slot_bytes = pool.shape[-1] * pool.element_size()
         self.pool = pool
 
+    def reached(self, peer: str, metadata: bytes) -> bool:
+        """Whether the peer gave its pool's descriptor, or does not."""
+        return self._reaching.done(peer, metadata)
+
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Map a peer's pool; its metadata's digest is checked by now.
 
@@ -96,30 +102,25 @@ class ShmTransport(PoolTransport["_Peer"]):
         Raises:
             TransportError: It is elsewhere, or does not give us its pool.
         """
-        try:
-            told = json.loads(metadata)
-            place = Place(str(told["host"]), str(told["network"]), str(told["users"]))
-            name, key = str(told["door"]), bytes.fromhex(told["key"])
-            address, size_bytes = int(told["address"]), int(told["bytes"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise TransportError(f"{peer} tells of no shared memory ({error})") from error
-        self._place.check(peer, place)
+        told = _Told.of(peer, metadata)
+        self._place.check(peer, told.place)
         check_required(_WAY, self._network.require, peer)
-        _check_inside(plan.remote, plan.slice_bytes, address, size_bytes)
+        _check_inside(plan.remote, plan.slice_bytes, told.address, told.size_bytes)
         repack = None if plan.alike else Repack.of(plan, self._slot_bytes)
-        visit = Visit(peer, name, key)
+        visit = self._reaching.take(peer, metadata)
         try:
-            mapped = map_to_read(visit.descriptor, size_bytes)
+            mapped = map_to_read(visit.descriptor, told.size_bytes)
         except TransportError:
             visit.end()
             raise
         finally:
             os.close(visit.descriptor)
-        self._peers[peer] = _Peer(visit, plan, mapped, address, repack)
+        self._peers[peer] = _Peer(visit, plan, mapped, told.address, repack)
         return _WAY
 
     def disconnect(self, peer: str) -> None:
         """Unmap a peer's pool."""
+        self._reaching.forget(peer)
         known = self._peers.pop(peer, None)
         if known is not None:
             known.visit.end()
@@ -154,6 +155,42 @@ class ShmTransport(PoolTransport["_Peer"]):
                 shape = (row.count, row.size_bytes)
                 here = _rows(self._bytes, row.local - ours, row.local_stride, shape)
                 here[:] = _rows(peer.mapped, row.staged, row.staged_stride, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A peer's metadata: where it is, its door, its segment."""
+
+    place: Place
+    door: str
+    key: bytes
+    address: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, peer: str, metadata: bytes) -> _Told:
+        """Read it.
+
+        Raises:
+            TransportError: It is none.
+        """
+        try:
+            told = json.loads(metadata)
+            place = Place(str(told["host"]), str(told["network"]), str(told["users"]))
+            key, address = bytes.fromhex(told["key"]), int(told["address"])
+            return cls(place, str(told["door"]), key, address, int(told["bytes"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TransportError(f"{peer} tells of no shared memory ({error})") from error
+
+
+def _reach(peer: str, metadata: bytes) -> Visit:
+    told = _Told.of(peer, metadata)
+    return Visit(peer, told.door, told.key)
+
+
+def _leave(visit: Visit) -> None:
+    os.close(visit.descriptor)
+    visit.end()
 
 
 class ShmRead:

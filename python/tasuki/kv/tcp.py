@@ -7,7 +7,8 @@ Blocks of another size pass through staging memory (`staged_reads.py`). A source
 read beyond its threads of `tcp_source.py`, which send. As with every transport, it learns that the
 reader is done by the handoff's own Release.
 
-Runs on the main thread until `register`, on the transfer thread from then on.
+Runs on the main thread until `register`, on the transfer thread from then on; peers are connected
+to by threads of `reaching.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.pool_copies import PoolCopies
+from tasuki.kv.reaching import Reaching
 from tasuki.kv.repack import Repack
 from tasuki.kv.staged_reads import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.staging import segments
@@ -52,6 +54,7 @@ class TcpTransport(PoolTransport["_Peer"]):
         super().__init__("tcp")
         self._network = network
         self._host = str(address_for_peers(self.name, network.host))
+        self._reaching = Reaching(_reach, TcpPeer.end)
 
     @property
     def max_inflight_bytes(self) -> int:
@@ -74,6 +77,10 @@ class TcpTransport(PoolTransport["_Peer"]):
         self._copies = PoolCopies(pool)  # of the transfer thread
         self.pool = pool
 
+    def reached(self, peer: str, metadata: bytes) -> bool:
+        """Whether the connections are there, or cannot be made."""
+        return self._reaching.done(peer, metadata)
+
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Connect to a peer; its metadata's digest is checked by now.
 
@@ -83,15 +90,11 @@ class TcpTransport(PoolTransport["_Peer"]):
         Raises:
             TransportError: It cannot be reached, is another process by now, or TCP is not allowed.
         """
-        try:
-            told = json.loads(metadata)
-            place, key = (str(told["host"]), int(told["port"])), bytes.fromhex(told["key"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise TransportError(f"{peer} tells of no TCP source ({error})") from error
-        way = Way("tcp", (f"socket/{place[0]}",))
+        (host, _), _ = _source(peer, metadata)
+        way = Way("tcp", (f"socket/{host}",))
         check_required(way, self._network.require, peer)
         repack = None if plan.alike else Repack.of(plan, self._copies.slot_bytes)
-        connections = TcpPeer(peer, place, key)
+        connections = self._reaching.take(peer, metadata)
         self.disconnect(peer)
         if repack is None:
             self._peers[peer] = _Peer(connections, self._slices_of(connections, plan))
@@ -103,6 +106,7 @@ class TcpTransport(PoolTransport["_Peer"]):
 
     def disconnect(self, peer: str) -> None:
         """Leave a peer; nothing is under way from it."""
+        self._reaching.forget(peer)
         known = self._peers.pop(peer, None)
         if known is not None:
             known.connections.end()
@@ -146,6 +150,23 @@ class _Peer:
     connections: TcpPeer
     begin: _Begin
     staging: torch.Tensor | None = None
+
+
+def _source(peer: str, metadata: bytes) -> tuple[tuple[str, int], bytes]:
+    """Where a peer's source listens, and its key.
+
+    Raises:
+        TransportError: The metadata does not say so.
+    """
+    try:
+        told = json.loads(metadata)
+        return (str(told["host"]), int(told["port"])), bytes.fromhex(told["key"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TransportError(f"{peer} tells of no TCP source ({error})") from error
+
+
+def _reach(peer: str, metadata: bytes) -> TcpPeer:
+    return TcpPeer(peer, *_source(peer, metadata))
 
 
 def _bytes_of(memory: torch.Tensor) -> memoryview:

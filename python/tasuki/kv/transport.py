@@ -96,6 +96,9 @@ class Transport(Protocol):
     def metadata(self) -> bytes:
         """What a peer's `connect` takes."""
 
+    def reached(self, peer: str, metadata: bytes) -> bool:
+        """Whether `connect` need not wait for `peer`; to be asked again until it is so."""
+
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Make `peer` readable; may block for a while.
 
@@ -214,6 +217,10 @@ class PoolTransport(Generic[Peer]):
     def allocate(self, layout: CacheLayout, device: torch.device | str = "cpu") -> torch.Tensor:
         """A pool as `CacheLayout.allocate` makes it."""
         return layout.allocate(device)
+
+    def reached(self, peer: str, metadata: bytes) -> bool:
+        """It is: no `connect` waits for a peer."""
+        return True
 
     def close(self) -> None:
         """Nothing to do: registered memory and what reads it end with the process."""
