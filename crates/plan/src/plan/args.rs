@@ -76,7 +76,8 @@ pub struct GoalArgs {
     pub probe_requests: u32,
 
     /// Take a fraction of a second: at most 4 designs, short runs, one size of step, and none of what
-    /// --no-variations leaves out. `tasuki serve` plans so.
+    /// --no-variations leaves out. `tasuki serve` plans so. It is for choosing a design: rates
+    /// can be a quarter too high.
     #[arg(long)]
     pub quick: bool,
 
