@@ -137,13 +137,12 @@ impl Planner<'_> {
         run.outcomes.iter().filter(counts).collect()
     }
 
-    /// The rate, or the highest one at which as many requests as there are take long enough.
+    /// The rate, or the highest one at which as many requests as a run has take long enough.
     pub(super) fn long_enough(&self, rate: f64) -> f64 {
-        let limits = [self.workload.num_requests, self.file_requests];
-        match limits.into_iter().flatten().min() {
-            Some(most) => rate.min(0.99 * f64::from(most) / self.least_s()),
-            None => rate,
-        }
+        let (_, most) = self.fewest_and_most();
+        let most = self.workload.num_requests.unwrap_or(most);
+        let most = most.min(self.file_requests.unwrap_or(u32::MAX));
+        rate.min(0.99 * f64::from(most) / self.least_s())
     }
 
     /// What makes a run of this rate longer.

@@ -147,3 +147,29 @@ fn of_many_conversations_the_workers_hold_a_share() {
         times.len()
     );
 }
+
+#[test]
+fn objectives_of_an_hour_are_met_at_the_rate_that_a_run_can_show() {
+    let words = ["--lengths", "500:50", "--slo", "ttft=3600s,tpot=1s"];
+    let few = [
+        "--designs",
+        "1",
+        "--no-variations",
+        "--probe-requests",
+        "50",
+    ];
+    for (most, words) in [
+        (1_500.0, [&words[..], &["--gpus", "2", "--quick"]].concat()),
+        (200.0, [&words[..], &["--gpus", "2"], &few].concat()),
+    ] {
+        let best = plan_of(&words).best;
+        // A run takes twice the TTFT objective at least.
+        let shown = most / 7_200.0;
+        assert!(
+            best.rate > 0.9 * shown && best.rate <= shown,
+            "{}",
+            best.rate
+        );
+        assert!(best.binds.contains("longer runs"), "{}", best.binds);
+    }
+}
