@@ -39,6 +39,18 @@ impl ChunkScheme {
         self.block_tokens.saturating_mul(self.chunk_blocks)
     }
 
+    /// The names of a prompt's whole chunks, by those of its chunks of 128 tokens.
+    pub fn renamed(&self, names: &Arc<[u64]>) -> Arc<[u64]> {
+        let tokens = self.chunk_tokens();
+        if tokens == CHUNK_TOKENS {
+            return Arc::clone(names);
+        }
+        // Each is that of the first of them that has its end.
+        let ends = (1..).map(|chunks: u32| chunks.saturating_mul(tokens).div_ceil(CHUNK_TOKENS));
+        ends.map_while(|end| names.get(end as usize - 1).copied())
+            .collect()
+    }
+
     /// The names of a prompt's whole chunks. `salt`: prompts of different salts share nothing.
     fn names(&self, salt: &str, prompt: &[u32]) -> Box<[u64]> {
         let mut hasher = BlockHasher::new(&self.identity, salt);
@@ -80,14 +92,10 @@ impl Chunks {
         Self(schemes.iter().map(named).collect())
     }
 
-    /// Of a prompt whose names are known: a recorded one, for example.
-    pub fn named(schemes: &[ChunkScheme], names: &[u64]) -> Self {
-        Self(
-            schemes
-                .iter()
-                .map(|scheme| (*scheme, names.into()))
-                .collect(),
-        )
+    /// Of a prompt whose chunks of 128 tokens have known names: a recorded one, for example.
+    pub fn named(schemes: &[ChunkScheme], names: &Arc<[u64]>) -> Self {
+        let named = |scheme: &ChunkScheme| (*scheme, (&*scheme.renamed(names)).into());
+        Self(schemes.iter().map(named).collect())
     }
 
     /// From the first chunk on; empty for a scheme that was not known when the prompt came.

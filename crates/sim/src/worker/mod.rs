@@ -24,8 +24,9 @@ mod sequence;
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use tasuki_core::StepSample;
+use tasuki_core::{ChunkScheme, Identity, StepSample};
 use tasuki_flow::LegKind;
 use tasuki_flow::fleet::LoadReport;
 
@@ -162,16 +163,21 @@ impl Worker {
         &mut self.sequences[seq as usize]
     }
 
-    /// It holds these chunks of a prompt that it served before.
-    pub fn remember(&mut self, names: &[u64]) {
+    /// It holds these chunks of 128 tokens of a prompt that it served before.
+    pub fn remember(&mut self, names: &Arc<[u64]>) {
         if self.config.limits.prefix_caching {
-            self.pool.remember(names);
+            self.pool.remember(&self.chunks().renamed(names));
         }
+    }
+
+    fn chunks(&self) -> ChunkScheme {
+        ChunkScheme::of_blocks(Identity::default(), self.config.limits.block_size)
     }
 
     /// A leg arrives at `at`, which may be a little later than now. It is read after those that
     /// came before it.
-    pub fn submit(&mut self, leg: NewLeg, at: Time) -> SeqId {
+    pub fn submit(&mut self, mut leg: NewLeg, at: Time) -> SeqId {
+        leg.chunks = self.chunks().renamed(&leg.chunks);
         let at = at.max(self.received.plus_s(self.config.limits.receive_s));
         self.received = at;
         self.ages += 1;

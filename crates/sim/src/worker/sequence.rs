@@ -28,7 +28,7 @@ pub struct NewLeg {
     pub resumed: u32,
     /// Output in all.
     pub output_tokens: u32,
-    /// Names of the prompt's chunks.
+    /// Names of the prompt's chunks: as the worker names them, once it is submitted.
     pub chunks: Arc<[u64]>,
 }
 

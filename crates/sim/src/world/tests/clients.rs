@@ -23,3 +23,38 @@ fn requests_that_fail_at_once_make_way_for_all_that_wait() {
     assert_eq!((served.count(), run.outcomes.len()), (1, count));
     assert!(run.outcomes.is_sorted_by_key(|outcome| outcome.index));
 }
+
+#[test]
+fn what_prompts_share_does_not_depend_on_the_size_of_blocks() {
+    let cached = |block_size: u32| {
+        let mut config = config(&[Role::Prefill, Role::Decode]);
+        for worker in &mut config.workers {
+            worker.limits.block_size = block_size;
+        }
+        config.prefix_index = true;
+        // Eight chunks of 128 tokens are alike.
+        let mut requests = (0..20).map(|index| Request {
+            chunks: (0..11)
+                .map(|c| if c < 8 { c } else { 100 * index as u64 + c })
+                .collect(),
+            ..Request::new(index, Time::from_s(index as f64), 1_500, 20)
+        });
+        let run = simulate(config, &mut requests);
+        let cached: Vec<u32> = run.outcomes.iter().map(|o| o.cached_tokens).collect();
+        assert_eq!(cached[0], 0);
+        assert!(
+            cached[1..].iter().all(|tokens| *tokens == cached[1]),
+            "{cached:?}"
+        );
+        cached[1]
+    };
+    for (block_size, tokens) in [
+        (16, 1_024),
+        (48, 1_008),
+        (128, 1_024),
+        (256, 1_024),
+        (640, 640),
+    ] {
+        assert_eq!(cached(block_size), tokens, "{block_size}");
+    }
+}
