@@ -40,6 +40,15 @@ def test_ratios_that_serve_nothing_in_the_replay_are_left_out() -> None:
     assert "add workers" in best({"1:2": unknown})
 
 
+def test_a_ratio_that_fails_more_requests_is_left_out() -> None:
+    refusing = report(-60.0, -48.0, 9.0)
+    refusing["change_percent"]["failed_percent"] = 42.0
+    good = report(-40.0, 18.0, 9.0)
+    good["change_percent"]["failed_percent"] = 0.2
+    assert best({"1:2": refusing, "2:1": good}).startswith("2:1 would give")
+    assert best({"1:2": refusing}).startswith("no other ratio serves the requests of your log")
+
+
 @pytest.mark.system
 def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     path = tmp_path / "requests.log"

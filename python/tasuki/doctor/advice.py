@@ -16,6 +16,7 @@ from tasuki.doctor.result import DoctorError
 
 _LIMIT_S = 300.0  # for one replay
 _TOLD = "e2e_p95_ms"
+_FAIL_MORE = 1.0  # of all requests, in percent; times are of the others alone
 
 
 def advice(log: Path, prefill: int, decode: int) -> str:
@@ -60,8 +61,10 @@ def best(said: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _says_all(report: Mapping[str, Any]) -> bool:
-    """Whether requests were served in both replays: else there is nothing to compare."""
+    """Whether requests were served in both replays, as many: else there is nothing to compare."""
     change, off = report["change_percent"], report["trust"]["median_percent"]
+    if float(change.get("failed_percent", 0.0)) > _FAIL_MORE:
+        return False
     return None not in (off, change.get(_TOLD), change.get("requests_per_s"))
 
 
