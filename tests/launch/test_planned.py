@@ -64,6 +64,19 @@ def test_the_plan_is_for_steps_as_the_workers_have_them(tmp_path: Path) -> None:
     assert "best: 2 mixed" in unbounded.table
 
 
+def test_the_plan_is_for_the_limits_that_workers_have(tmp_path: Path) -> None:
+    model = folder(tmp_path, QWEN3_4B)
+    limits = {"block_size": 64, "max_model_len": 8192, "max_running_requests": 4}
+    worker = WorkerConfig(**limits, max_batched_tokens=1024)
+    few = plan_gpus([H200, H200], model, worker, RouterOptions())
+    for said in ("--max-batched-tokens 1024", "--block-size 64", "--max-model-len 8192"):
+        assert said in few.table, few.table
+    # A worker that decodes four requests at once serves few of them.
+    many = plan_gpus([H200, H200], model, WorkerConfig(), RouterOptions())
+    rates = [re.search(r"([0-9.]+) requests/s", plan.line) for plan in (few, many)]
+    assert rates[0] and rates[1] and float(rates[0][1]) < 0.5 * float(rates[1][1])
+
+
 def test_a_model_too_large_for_one_gpu_gets_several(tmp_path: Path) -> None:
     planned = plan_gpus([H200] * 4, folder(tmp_path, LARGE), WorkerConfig(), RouterOptions())
     assert planned.topology is not None

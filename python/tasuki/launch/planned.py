@@ -25,6 +25,8 @@ LENGTHS = "2000:200"
 """Tokens of prompt and answer where no log tells."""
 _STAGED_GB_S = 10.0  # between GPUs that cannot read one another
 _MOST_LOG_BYTES = 4 << 20  # a longer log is not read at a start
+# Of a worker, as both commands have them.
+_LIMITS = ("block_size", "max_model_len", "max_batched_tokens", "max_running_requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def plan_gpus(
     Args:
         gpus: Those that are to serve, two or more.
         model: Its folder.
-        worker: How long a step that decodes may take with prompts in it.
+        worker: How long a step that decodes may take with prompts in it, and the limits of workers.
         router: Objectives, the request log, and whether roles have to be strict.
         peer_access: Whether every GPU can read the memory of every other one.
     """
@@ -72,6 +74,9 @@ def plan_gpus(
     target_ms = step_target_ms(worker, router)
     target_s = replace(worker, itl_target_ms=target_ms).itl_target_s(on_cuda=True)
     words += ["--itl-target-ms", f"{1e3 * (target_s or 0.0):g}"]
+    for limit in _LIMITS:
+        if (value := getattr(worker, limit)) is not None:
+            words += [f"--{limit.replace('_', '-')}", str(value)]
     if router.strict_roles:
         words.append("--strict-roles")
     if not peer_access:
