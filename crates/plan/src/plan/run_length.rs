@@ -137,12 +137,14 @@ impl Planner<'_> {
         run.outcomes.iter().filter(counts).collect()
     }
 
-    /// The rate, or the highest one at which as many requests as a run has take long enough.
+    /// The rate, or the highest one at which as many requests as there are take long enough. Where
+    /// there is no end of them, one from which the search comes down to such rates.
     pub(super) fn long_enough(&self, rate: f64) -> f64 {
-        let (_, most) = self.fewest_and_most();
-        let most = self.workload.num_requests.unwrap_or(most);
-        let most = most.min(self.file_requests.unwrap_or(u32::MAX));
-        rate.min(0.99 * f64::from(most) / self.least_s())
+        let limits = [self.workload.num_requests, self.file_requests];
+        let given = limits.into_iter().flatten().min();
+        let times = if given.is_some() { 0.99 } else { 100.0 };
+        let most = given.unwrap_or(self.fewest_and_most().1);
+        rate.min(times * f64::from(most) / self.least_s())
     }
 
     /// What makes a run of this rate longer.
