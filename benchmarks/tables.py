@@ -25,8 +25,6 @@ from tables_of_cpu import (
     split_on_cpu,
     structured,
 )
-from tables_of_doctor import TASUKI as OF_TASUKI
-from tables_of_doctor import VLLM as OF_VLLM
 from tables_of_doctor import doctor
 from tables_of_gpus import handoff, peers, role_names, served, tensor_parallel
 from tables_of_roles import roles, roles_paces, roles_served
@@ -59,8 +57,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "structured-output": structured,
     "router": router,
     "placement": placement,
-    "doctor": doctor(*OF_TASUKI),
-    "doctor-vllm": doctor(*OF_VLLM),
+    "doctor": doctor("doctor"),
+    "doctor-vllm": doctor("doctor_vllm"),
     "simulator": simulator,
     "simulator-accuracy": simulator_accuracy,
     "simulator-accuracy-cpu": simulator_accuracy_cpu,

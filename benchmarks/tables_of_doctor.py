@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from table_parts import Result, load, rows, source
 
-TASUKI = ("doctor",)
-VLLM = ("doctor_vllm", "doctor_vllm_colocated", "doctor_vllm_settings", "doctor_vllm_layout")
 
-
-def doctor(*files: str) -> Callable[[], str]:
+def doctor(file: str) -> Callable[[], str]:
     """Found, not found, false alarms."""
-    return lambda: _table(files)
+    return lambda: _table(file)
 
 
-def _table(files: Sequence[str]) -> str:
-    fleets: dict[str, list[Result]] = {}
-    for result in map(load, files):  # a fleet that is in several files: as in the last one
-        names = dict.fromkeys(case["fleet"] for case in result["cases"])
-        fleets |= {n: [case for case in result["cases"] if case["fleet"] == n] for n in names}
-    cases = [case for fleet in fleets.values() for case in fleet]
+def _table(file: str) -> str:
+    cases = load(file)["cases"]
     heads = ("fleet", "state", "check", "result", "same fault, by other checks", "false alarms")
     faults = [case for case in cases if case["finds"]]
     healthy = [case for case in cases if not case["finds"]]
@@ -29,7 +22,7 @@ def _table(files: Sequence[str]) -> str:
         f" in {sum(bool(case['other_findings']) for case in healthy)} of {len(healthy)} healthy"
         f" states and beside {sum(bool(case['other_findings']) for case in faults)} of the faults."
     )
-    return "".join(map(source, files)) + rows(heads, map(_line, cases)) + total
+    return source(file) + rows(heads, map(_line, cases)) + total
 
 
 def _line(case: Result) -> list[str]:

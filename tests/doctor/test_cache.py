@@ -18,7 +18,7 @@ from tasuki.doctor.picture import Fleet, Router, Worker
 from tasuki.doctor.probes import Plan
 
 TOKENS = 512
-MOST = 96
+MOST = 128
 RUNS = 300
 
 
@@ -73,12 +73,12 @@ def said(count: int, probability: float) -> Mapping[str, float]:
 @pytest.mark.parametrize(("count", "sent"), [(2, 40), (4, 20), (8, 16)])
 def test_a_router_that_ignores_caches_is_found(count: int, sent: float) -> None:
     seen = said(count, 1 / count)
-    assert seen["accused"] >= 0.92
-    assert seen["open"] <= 0.03
+    assert seen["accused"] >= 0.97
+    assert seen["open"] <= 0.01
     assert seen["sent"] <= sent
 
 
-@pytest.mark.parametrize(("count", "sent"), [(2, 30), (4, 20), (8, 16)])
+@pytest.mark.parametrize(("count", "sent"), [(2, 40), (4, 20), (8, 16)])
 def test_a_router_that_avoids_busy_workers_is_not_accused(count: int, sent: float) -> None:
     half_way = said(count, (1 + 1 / count) / 2)
     assert half_way["accused"] <= 0.02
@@ -86,10 +86,10 @@ def test_a_router_that_avoids_busy_workers_is_not_accused(count: int, sent: floa
     assert said(count, 0.9)["accused"] == 0
 
 
-def test_eight_prompts_are_enough_where_all_are_found_or_none() -> None:
-    for found in (True, False):
+def test_few_prompts_are_enough_where_all_are_found_or_none() -> None:
+    for found, sent in ((True, 12), (False, 8)):
         fleet = fleet_of(2)
-        assert len(looked_at(fleet, lambda found=found: found).repeats) == 8
+        assert len(looked_at(fleet, lambda found=found: found).repeats) == sent
         assert len(routing(fleet).findings) == (not found)
 
 
@@ -113,7 +113,7 @@ def test_a_pause_before_the_second_request_varies(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(probes, "time", clock)
     fleet, http = fleet_of(2), cast(Http, Cached())
     probes.repeat(fleet.routers[0], http, "run", Plan(), partial(is_open, fleet, *fleet.routers))
-    assert len(set(pauses)) == 8
+    assert len(set(pauses)) == 12
     assert 0.0 <= min(pauses) < max(pauses) <= 0.1
 
 
@@ -125,7 +125,7 @@ def test_what_is_never_clear_ends_at_a_bound_and_is_told() -> None:
     assert "look again under another load" in outcome.unseen[0]
 
 
-@pytest.mark.parametrize(("budget_s", "sent"), [(60.0, 8), (-1.0, 0)])
+@pytest.mark.parametrize(("budget_s", "sent"), [(60.0, 12), (-1.0, 0)])
 def test_each_prompt_is_sent_twice_within_the_budget(budget_s: float, sent: int) -> None:
     fleet, server = fleet_of(2), Cached()
     (router,) = fleet.routers

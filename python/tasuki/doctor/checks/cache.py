@@ -16,9 +16,9 @@ from tasuki.doctor.result import Finding, Outcome
 
 _FOUND = 0.5  # of a prompt that was sent again
 _FALSE_ALARMS = 0.01  # at most, of routers that find (1 + 1/N) / 2 or more
-_MISSES = 0.05  # at most, of routers that find 1/N
+_MISSES = 0.01  # at most, of routers that find 1/N
 _LEAST_PROMPTS = 8  # one busy moment spoils several in a row
-_MOST_PROMPTS = 96  # of two workers: one decision in 100 is still open
+_MOST_PROMPTS = 128  # of two workers: one decision in 200 is still open
 _REPEATING = 0.02  # of the load's prompt tokens were cached: prompts do begin alike
 _LEAST_PROMPT_TOKENS = 1000
 
