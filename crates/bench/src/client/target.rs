@@ -51,6 +51,12 @@ impl Target {
         };
         let host = uri.host().ok_or_else(|| fail("it names no host"))?;
         let authority = uri.authority().map_or("", |a| a.as_str());
+        if let Some((user, host)) = authority.rsplit_once('@') {
+            return Err(TargetError {
+                url: url.replacen(&format!("{user}@{host}"), &format!("***@{host}"), 1),
+                reason: "the user in it would not be sent: use --api-key or --header".to_owned(),
+            });
+        }
         HeaderValue::from_str(authority).map_err(|_| fail("its host has odd characters"))?;
         // A base URL is often given with the version in it.
         let path = uri.path().trim_end_matches('/');
@@ -58,7 +64,7 @@ impl Target {
             host: host.trim_matches(['[', ']']).to_owned(),
             port: uri.port_u16().unwrap_or(if tls { 443 } else { 80 }),
             tls,
-            authority: authority.rsplit('@').next().unwrap_or("").to_owned(),
+            authority: authority.to_owned(),
             prefix: path.strip_suffix("/v1").unwrap_or(path).to_owned(),
         })
     }
@@ -107,6 +113,21 @@ mod tests {
             assert!(error.contains("http://127.0.0.1:8000"), "{error}");
         }
     }
+
+    #[test]
+    fn a_user_in_a_url_is_refused_and_not_repeated() {
+        let error = Target::parse("http://me:secret@a.b:1/v1").unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.starts_with("--base-url http://***@a.b:1/v1: "),
+            "{said}"
+        );
+        assert!(
+            said.contains("--api-key") && !said.contains("secret"),
+            "{said}"
+        );
+    }
+
     #[test]
     fn a_build_without_tls_names_the_feature() {
         assert!(Target::parse_in_build("http://a.b", false).is_ok());
