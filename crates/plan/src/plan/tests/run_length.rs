@@ -7,16 +7,17 @@ use super::super::design;
 use super::super::planner::Planner;
 use super::{RATES, plan_of};
 
+const FEW: [&str; 5] = [
+    "--designs",
+    "1",
+    "--no-variations",
+    "--probe-requests",
+    "50",
+];
+
 #[test]
 fn no_rate_is_promised_at_which_a_queue_grows() {
-    let few = [
-        "--designs",
-        "1",
-        "--no-variations",
-        "--probe-requests",
-        "50",
-    ];
-    let full = |gpus: &'static str| [&["--gpus", gpus], &few[..]].concat();
+    let full = |gpus: &'static str| [&["--gpus", gpus], &FEW[..]].concat();
     let quick = vec!["--gpus", "2", "--quick"];
     for (gpus, above, words) in [(2.0, 1.12, quick), (4.0, 1.06, full("4"))] {
         // A prompt of 2,000 tokens takes 2,000 x 20 us + 2,000^2 x 0.2 ns = 40.8 ms of a GPU.
@@ -151,16 +152,9 @@ fn of_many_conversations_the_workers_hold_a_share() {
 #[test]
 fn objectives_of_an_hour_are_met_at_the_rate_that_a_run_can_show() {
     let words = ["--lengths", "500:50", "--slo", "ttft=3600s,tpot=1s"];
-    let few = [
-        "--designs",
-        "1",
-        "--no-variations",
-        "--probe-requests",
-        "50",
-    ];
     for (most, words) in [
         (1_500.0, [&words[..], &["--gpus", "2", "--quick"]].concat()),
-        (200.0, [&words[..], &["--gpus", "2"], &few].concat()),
+        (200.0, [&words[..], &["--gpus", "2"], &FEW].concat()),
     ] {
         let best = plan_of(&words).best;
         // A run takes twice the TTFT objective at least.
