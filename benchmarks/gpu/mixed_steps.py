@@ -6,9 +6,9 @@
 Random weights in the shape of Qwen3-4B, a cache full of random numbers. A step goes from
 its arrays on the host to its logits, as in the engine, without what comes before and
 after. `host ms` is what that takes the host, of it `plan ms` to plan attention and
-`finish ms` to launch what follows the last one; `gpu ms` what the device takes for it
-while the host is ahead. Medians. `off` is the largest difference of the graph's logits
-from the others', as a share of the largest logit.
+`finish ms` to launch what follows the last one (in graphs: with the greedy choice);
+`gpu ms` what the device takes for it while the host is ahead. Medians. `off` is the
+largest difference of the graph's logits from the others', as a share of the largest logit.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class Steps:
             self.capture_s = time.perf_counter() - begin_s
         self._time(self._attention, "plan")
         self._time(bench.model, "finish")
+        if (mixed := self._executor._mixed) is not None:
+            self._time(mixed._finish, "run", "finish")
 
     def measure(self, work: Work, repeats: int) -> list[dict[str, Any]]:
         """One step both ways."""
@@ -125,14 +127,14 @@ class Steps:
         result = {f"{name}_ms": 1e3 * statistics.median(all_s[1:]) for name, all_s in found.items()}
         return {"header": header, "logits": logits.float().clone(), **result}
 
-    def _time(self, owner: Any, name: str) -> None:
-        """Note how long calls of a method take the host."""
+    def _time(self, owner: Any, name: str, part: str | None = None) -> None:
+        """Note how long calls of a method take the host, as a part's time."""
         method: Callable[..., Any] = getattr(owner, name)
 
         def timed(*arguments: Any, **options: Any) -> Any:
             begin_s = time.perf_counter()
             result = method(*arguments, **options)
-            self._times_s[name] += time.perf_counter() - begin_s
+            self._times_s[part or name] += time.perf_counter() - begin_s
             return result
 
         setattr(owner, name, timed)

@@ -19,6 +19,7 @@ from tasuki.execution import mixed_graphs
 from tasuki.execution.collective import ALONE
 from tasuki.execution.mixed_graphs import MixedGraphs, rooms_up_to
 from tasuki.execution.runner import ModelRunner
+from tasuki.execution.sampler import greedy
 from tasuki.execution.step_arrays import Staging, StepHeader
 from tasuki.models.base import CausalModel
 from tasuki.models.loader import load_model
@@ -119,7 +120,9 @@ def test_tokens_are_those_without_graphs(model: CausalModel, overlap: bool) -> N
         )
     assert found[0] == found[1]
     mixed = [batch for batch in attention.planned if batch.limits is not None]
-    assert recorder.replays == len(attention.planned)
+    finished = [batch for batch in mixed if len(batch.logits_rows)]
+    assert recorder.replays == len(attention.planned) + len(finished)
+    assert finished
     assert any(len(batch.tokens) > sum(batch.query_lens) for batch in mixed), "no padding"
     assert any(0 < batch.num_decodes < len(batch.query_lens) for batch in mixed), "none was mixed"
     assert len({len(batch.tokens) for batch in mixed}) > 1, "one room only"
@@ -144,7 +147,8 @@ def test_the_largest_step_has_room(model: CausalModel) -> None:
         block_size=BLOCK_SIZE,
         groups=1,
     )
-    graphs.capture(staging, Recorder())
+    recorder = Recorder()
+    graphs.capture(staging, recorder)
     step = StepHeader(
         query_lens=[1] * decodes + [2] * chunks,
         context_lens=[MAX_LEN] * (decodes + chunks),
@@ -158,8 +162,12 @@ def test_the_largest_step_has_room(model: CausalModel) -> None:
     for array, value in ((tokens, 1), (sources, -1), (positions, 0), (slots, 0), (tables, 0)):
         array[:] = value
     rows[:] = range(MAX_TOKENS)
-    logits = graphs.run(step, staging)
+    outputs = graphs.run(step, staging)
+    assert outputs is not None
+    logits, best = outputs
     assert logits.shape == (MAX_TOKENS, VOCAB_SIZE) and logits.isfinite().all()
+    assert torch.equal(best, greedy(logits))
+    assert recorder.replays == 1, "more rows than the largest bucket has were in a graph"
     assert graphs.room_for(replace(step, num_decodes=decodes + 1)) is None
     assert graphs.room_for(replace(step, query_lens=[*step.query_lens, 1], room=None)) is None
 

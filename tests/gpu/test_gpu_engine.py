@@ -29,6 +29,7 @@ from tasuki.engine.grammar_masks import StepMasks
 from tasuki.engine.plan import StepPlan
 from tasuki.execution.inputs import build_step, wanted_logits
 from tasuki.execution.runner import Launched, ModelRunner
+from tasuki.execution.sampler import greedy
 from tasuki.execution.step_arrays import StepHeader
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.attending import attention_for, cache_groups
@@ -330,7 +331,9 @@ def test_a_mixed_step_in_a_graph_gives_the_logits_of_an_eager_one(
         wanted.greedy = False  # all logits, not the winners alone
         for padded in (in_room, lambda header, _: header):
             header = build_step(plan, wanted, padded, executor.staging, BLOCK_SIZE, executor.groups)
-            found.append((header, executor.run(header)[0].clone()))
+            logits, best = executor.run(header)
+            assert torch.equal(best, greedy(logits))
+            found.append((header, logits.clone()))
     (in_graph, ours), (eager, theirs) = found
     assert in_graph.room is not None and in_graph.room > sum(in_graph.query_lens)
     assert eager.room is None

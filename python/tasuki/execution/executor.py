@@ -31,7 +31,7 @@ from tasuki.execution.collective import ALONE, Collective
 from tasuki.execution.cuda_graphs import DecodeGraphs
 from tasuki.execution.forward import DivisibleModel, ForwardModel, input_tokens
 from tasuki.execution.mixed_graphs import MixedGraphs
-from tasuki.execution.recorder import CudaRecorder, Recorder
+from tasuki.execution.recorder import CudaRecorder, Outputs, Recorder
 from tasuki.execution.sampler import JointLogits
 from tasuki.execution.step_arrays import Staging, StepHeader, upload
 
@@ -146,22 +146,22 @@ class Executor:
             Of use on the first rank only: logits [R, V] float32, unless the step is
             greedy, and what `greedy` says of them; None both where none are wanted.
         """
+        outputs: Outputs | None
         if header.bucket is not None:
             assert self._graphs is not None
-            part, best = self._graphs.run(header, self.staging)
+            outputs = self._graphs.run(header, self.staging)
+        elif header.room is not None:
+            assert self._mixed is not None
+            outputs = self._mixed.run(header, self.staging)
         else:
-            part = self._run_eagerly(header) if header.room is None else self._run_mixed(header)
-            if not header.wanted:
-                self._collective.fence()
-                return None, None
-            best = self._joint.best(part)
+            outputs = self._run_eagerly(header)
+        if outputs is None:
+            self._collective.fence()
+            return None, None
+        part, best = outputs
         return None if header.greedy else self._joint.whole(part), best
 
-    def _run_mixed(self, header: StepHeader) -> torch.Tensor:
-        assert self._mixed is not None
-        return self._mixed.run(header, self.staging)
-
-    def _run_eagerly(self, header: StepHeader) -> torch.Tensor:
+    def _run_eagerly(self, header: StepHeader) -> Outputs | None:
         parts = self.staging.send()
         tokens = parts[0]
         if header.ahead:
@@ -184,7 +184,8 @@ class Executor:
         if self._states is not None:
             self._states.clear_new_pages(batch)
         self._attention.plan(batch)
-        return self._model.forward(batch, self._attention)
+        part = self._model.forward(batch, self._attention)
+        return (part, self._joint.best(part)) if header.wanted else None
 
     def commit(self) -> None:
         """The step has succeeded: its states replace those that it began with."""

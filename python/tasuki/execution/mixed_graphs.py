@@ -4,12 +4,14 @@ What a step's kernels are launched with depends on its number of tokens alone:
 where attention finds its work is planned before (attention/base.py). So a graph is
 recorded for each of a few numbers of tokens, the rooms, and a step runs in the
 smallest that holds it, padded at the end. In the graph are the taking of input tokens
-and the model's body (forward.py); what follows the last attention, for the rows whose
-logits are wanted, is launched behind it:
+and the model's body (forward.py). What follows the last attention, for the rows whose
+logits are wanted, is a graph of its own (finish_graphs.py):
 
-    staging ──one copy──▶ slab | tokens sources positions slots | tables rows |
-                                   ▼        ▼                       │ plan (outside)
-    sampled tokens of the step before ──▶ body ──▶ finish (outside) ◀┘ ──▶ logits
+    staging ──one copy──▶ slab | tokens sources positions slots | tables | rows |
+                                   ▼        ▼                       │ plan   ▼ (both outside)
+    sampled tokens of the step before ──▶ body ◀────────────────────┘ ──▶ rows wanted
+                                                                             ▼
+                                                        part, best ◀── finish, greedy choice
 
 All graphs share the slab: they run one after another on one stream.
 """
@@ -23,9 +25,10 @@ import torch
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.batch import Batch, StepLimits, groups_of
 from tasuki.execution.collective import Collective
+from tasuki.execution.finish_graphs import FinishGraphs
 from tasuki.execution.forward import Body, DivisibleModel, input_tokens
 from tasuki.execution.inputs import Places, pad
-from tasuki.execution.recorder import Recorder, Replay, record_all
+from tasuki.execution.recorder import Outputs, Recorder, Replay, record_all
 from tasuki.execution.step_arrays import Staging, StepHeader, lay_out, slab_parts
 
 _MAX_CHUNKS = 64  # of a step: plans of attention lay out as many each time
@@ -54,7 +57,7 @@ class MixedGraphs:
     """The graphs of one model on one pool.
 
     Args:
-        model: Its body must be capturable.
+        model: Its body and finish must be capturable.
         attention: Planned here, outside of the graphs.
         sampled: Tokens of the step before; stays where it is.
         collective: Joins the ranks, which record and replay alike.
@@ -88,6 +91,7 @@ class MixedGraphs:
         self._groups = groups
         self._rooms: dict[int, _Room] = {}
         rows = max_decodes + _MAX_CHUNKS
+        self._finish = FinishGraphs(model, collective, min(rows, max_tokens))
         size = lay_out(slab_parts(max_tokens, rows, max_width, max_tokens, groups))[1]
         self._slab = torch.zeros(size, dtype=torch.uint8, device=sampled.device)
 
@@ -96,6 +100,7 @@ class MixedGraphs:
         self._rooms = record_all(
             self._sizes, lambda size: self._record(size, staging, recorder), "tokens in a step:"
         )
+        self._finish.capture(self._rooms[self._sizes[-1]].body, recorder)
 
     def room_for(self, header: StepHeader) -> int | None:
         """The room for a step; None: it is too large for any."""
@@ -104,14 +109,18 @@ class MixedGraphs:
             return None
         return next((size for size in self._sizes if size >= header.tokens), None)
 
-    def run(self, header: StepHeader, staging: Staging) -> torch.Tensor:
-        """Run the step that `staging` holds: the rank's part of the logits wanted, [R, w]."""
+    def run(self, header: StepHeader, staging: Staging) -> Outputs | None:
+        """Run the step that `staging` holds.
+
+        Returns:
+            As `FinishGraphs.run`; None: no logits are wanted.
+        """
         assert header.room is not None
         room = self._rooms[header.room]
         *_, tables, rows = staging.send(self._slab)
         self._attention.plan(self._batch(room.inputs, tables, rows, header))
         room.replay()
-        return self._model.finish(room.body, rows)
+        return self._finish.run(room.body, rows) if header.wanted else None
 
     def _record(self, size: int, staging: Staging, recorder: Recorder) -> _Room:
         """Record one room over a prompt that is all padding."""
