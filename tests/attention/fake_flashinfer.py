@@ -2,11 +2,13 @@
 
 They take their work from the same arrays as the real ones, and at the same time:
 the division of the work from the host at `plan`, block ids from the device at
-`run`. Signatures are those of FlashInfer 0.6.14.
+`run`. Signatures are those of FlashInfer 0.6.14, and where the paged wrapper has its
+compiled functions.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,7 +27,6 @@ class _Wrapper:
     def _planned(self, heads: int, kv_heads: int, sm_scale: float, window_left: int) -> None:
         self.heads, self.kv_heads = heads, kv_heads
         self.scale, self.window_left = sm_scale, window_left
-        self.pinned.append(self._pin_memory_int_workspace_buffer.data_ptr())
         self.plans += 1
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -71,13 +72,17 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         super().__init__(float_workspace_buffer, kv_layout)
         self._use_cuda_graph, self._backend = use_cuda_graph, backend
         self._most_rows: int | None = None
-        self._indices = paged_kv_indices_buf
+        self._jit_module: Any = None
+        self._cached_module: Any = None
         if use_cuda_graph:
             assert qo_indptr_buf is not None and paged_kv_indices_buf is not None
             assert paged_kv_indptr_buf is not None and paged_kv_last_page_len_buf is not None
             self._sequences = len(qo_indptr_buf) - 1
             assert len(paged_kv_indptr_buf) == self._sequences + 1
             assert len(paged_kv_last_page_len_buf) == self._sequences
+            self._qo_indptr_buf, self._paged_kv_indptr_buf = qo_indptr_buf, paged_kv_indptr_buf
+            self._paged_kv_indices_buf = paged_kv_indices_buf
+            self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buf
 
     def plan(
         self,
@@ -103,24 +108,42 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         assert disable_split_kv == of_fa2  # else FA2 takes its partial sums' memory in graphs
         assert causal and sm_scale is not None and seq_lens is not None
         assert max_token_per_sequence == int((qo_indptr[1:] - qo_indptr[:-1]).max())
-        self.queries, self.indptr = qo_indptr.clone(), paged_kv_indptr.clone()
-        self.indices, self.last = paged_kv_indices, paged_kv_last_page_len.clone()
-        self.lengths = seq_lens.clone()
+        self._rows = int(qo_indptr[-1])
         if self._use_cuda_graph:
-            assert self._indices is not None
-            self._most_rows = self._most_rows or int(qo_indptr[-1])
-            assert int(qo_indptr[-1]) <= self._most_rows
+            self._most_rows = self._most_rows or self._rows
+            assert self._rows <= self._most_rows
             assert len(seq_lens) == self._sequences
-            self._indices[: len(paged_kv_indices)].copy_(paged_kv_indices)
+            self._qo_indptr_buf.copy_(qo_indptr)
+            self._paged_kv_indptr_buf.copy_(paged_kv_indptr)
+            self._paged_kv_last_page_len_buf.copy_(paged_kv_last_page_len)
+            self._paged_kv_indices_buf[: len(paged_kv_indices)].copy_(paged_kv_indices)
         else:
-            filled = (self.indptr[1:] - self.indptr[:-1] - 1) * page_size + self.last
+            self.indices, self.last = paged_kv_indices, paged_kv_last_page_len.clone()
+            filled = (paged_kv_indptr[1:] - paged_kv_indptr[:-1] - 1) * page_size + self.last
             assert torch.equal(seq_lens, filled)
         self._planned(num_qo_heads, num_kv_heads, sm_scale, window_left)
+        self._cached_module = self._jit_module or SimpleNamespace(plan=self._divide)
+        pinned = self._pin_memory_int_workspace_buffer
+        self._cached_module.plan(
+            pinned, qo_indptr.to("cpu"), paged_kv_indptr.to("cpu"), seq_lens.cpu().flatten()
+        )
+
+    def _divide(
+        self,
+        pinned: torch.Tensor,
+        queries: torch.Tensor,
+        indptr: torch.Tensor,
+        lengths: torch.Tensor,
+    ) -> None:
+        """The compiled part of a plan: what it takes is in integers on the device afterwards."""
+        self.pinned.append(pinned.data_ptr())
+        self.integers = pinned[:1024].clone()
+        self.queries, self.indptr, self.lengths = queries.clone(), indptr.clone(), lengths.clone()
 
     def run(
         self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        assert out is not None and q.shape[0] == int(self.queries[-1])
+        assert out is not None and q.shape[0] == self._rows
         if self._use_cuda_graph:
             self.replay(q, paged_kv_cache, out)
             return out
@@ -143,20 +166,21 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         Sequences without keys leave anything. Programs without work take what lies in the
         integers behind the last tile's, which must name an empty sequence.
         """
-        assert self._indices is not None
         size = cache[0].shape[2]
-        assert self._pin_memory_int_workspace_buffer[:1024].eq(0).all()
-        assert self.queries[0] == self.queries[1] == 0 and self.indptr[1] == 0
+        assert self.integers.eq(0).all()
+        begins, indptr = self._qo_indptr_buf, self._paged_kv_indptr_buf
+        assert torch.equal(begins, self.queries) and torch.equal(indptr, self.indptr)
+        assert begins[0] == begins[1] == 0 and indptr[1] == 0
         begin = 0
-        for i, last in enumerate(self.last.tolist()):
-            queries = int(self.queries[i + 1] - self.queries[i])
-            blocks = self._indices[self.indptr[i] : self.indptr[i + 1]]
+        for i, last in enumerate(self._paged_kv_last_page_len_buf.tolist()):
+            queries = int(begins[i + 1] - begins[i])
+            blocks = self._paged_kv_indices_buf[indptr[i] : indptr[i + 1]]
             rows, begin = slice(begin, begin + queries), begin + queries
             if not len(blocks):
                 out[rows] = float("nan")
             elif queries:
                 assert 0 < last <= size
-                own = q[self.queries[i] : self.queries[i + 1]]
+                own = q[begins[i] : begins[i + 1]]
                 out[rows] = self._attend(own, *self._gather(cache, blocks, last))
 
     def _replay_fa3(self, q: torch.Tensor, cache: Any, out: torch.Tensor) -> None:
@@ -165,14 +189,13 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         Begins, lengths and block ids as the last plan left them; nothing for sequences
         without queries; `last` is not looked at, nor where one's ids end.
         """
-        assert self._indices is not None
         size = cache[0].shape[2]
         for i, length in enumerate(self.lengths.tolist()):
             rows = slice(self.queries[i], self.queries[i + 1])
             if rows.start == rows.stop:
                 continue
             count = -(-length // size)
-            blocks = self._indices[self.indptr[i] : self.indptr[i] + count]
+            blocks = self._paged_kv_indices_buf[self.indptr[i] : self.indptr[i] + count]
             last = length - (count - 1) * size
             out[rows] = self._attend(q[rows], *self._gather(cache, blocks, last))
 

@@ -167,6 +167,8 @@ def test_a_graph_of_mixed_steps_finds_what_later_plans_leave(
         assert_right(case, case.query(HEADS), result[:count], window)
         assert result[count:].isnan().all()
     assert kind.call.wrapper is wrapper
+    assert wrapper.plans == 2  # of the largest and of the room; the others only divide the work
+    assert len(wrapper.pinned) == 2 + len(steps)
 
 
 def test_padding_writes_nothing(module: ModuleType) -> None:

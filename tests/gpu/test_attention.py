@@ -18,6 +18,8 @@ pytest.importorskip("flashinfer", reason="FlashInfer is not installed (optional:
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
+import flashinfer
+
 from tasuki.attention.batch import Batch, StepLimits
 from tasuki.attention.flashinfer import FlashInferAttention
 from tasuki.attention.flashinfer_kernels import FlashInferOptions
@@ -266,6 +268,19 @@ def over_padding(room: int, block_size: int, limits: StepLimits) -> Batch:
     )
 
 
+def counted_plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each call of FlashInfer's own `plan` was of."""
+    wrapper, rows = flashinfer.BatchPrefillWithPagedKVCacheWrapper, []
+    plan = wrapper.plan
+
+    def counted(self: object, queries: torch.Tensor, *args: object, **kwargs: object) -> None:
+        rows.append(int(queries[-1]))
+        plan(self, queries, *args, **kwargs)
+
+    monkeypatch.setattr(wrapper, "plan", counted)
+    return rows
+
+
 @pytest.mark.parametrize(
     ("head_dim", "block_size", "window", "kernels", "kv_dtype"),
     # Heads of 256 first: compiling their kernels takes longest.
@@ -286,8 +301,10 @@ def test_mixed_steps_in_cuda_graphs(
     window: int | None,
     kernels: str,
     kv_dtype: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Graphs of two sizes, recorded over padding; then steps of all kinds, planned one ahead."""
+    planned = counted_plans(monkeypatch)
     heads, layer, scale = 32, 1, head_dim**-0.5
     limits = StepLimits(tokens=ROOMS[0], decodes=64, chunks=64, width=4352 // block_size)
     shape = Shape(8, head_dim, block_size, dtype=torch.bfloat16, kv_dtype=kv_dtype, device="cuda")
@@ -338,3 +355,4 @@ def test_mixed_steps_in_cuda_graphs(
         want = definition(case, case.query(heads), scale, window)
         assert error(got[:count], want) < (FP8_ERROR if kv_dtype else BFLOAT16_ERROR)
         assert got[count:].isnan().all(), "padding was written"
+    assert planned == list(ROOMS), "quick_plan.py does not find what it looks for in FlashInfer"

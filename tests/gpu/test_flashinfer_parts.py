@@ -38,6 +38,12 @@ def test_plan_takes(argument: str) -> None:
     assert argument in inspect.signature(plan).parameters, missing(f"plan's {argument}")
 
 
+@pytest.mark.parametrize("name", ["_jit_module", "_paged_kv_indices_buf"])
+def test_a_plan_keeps_its_parts_where_quick_plan_looks(name: str) -> None:
+    source = inspect.getsource(flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan)
+    assert f"self.{name}" in source, missing(f"{name} in plan")
+
+
 def test_kernels_are_named_by_these_arguments_in_this_order() -> None:
     names = list(inspect.signature(flashinfer.jit.gen_batch_prefill_module).parameters)
     assert names[:5] == ["backend", "dtype_q", "dtype_kv", "dtype_o", "dtype_idx"], missing(

@@ -48,6 +48,7 @@ from tasuki.attention.flashinfer_kernels import FlashInferOptions, Kernels, why_
 from tasuki.attention.kv_scales import UNSCALED, KvScales
 from tasuki.attention.parts import Chunks, Divider, fixed_sequences
 from tasuki.attention.quick_call import QuickCall
+from tasuki.attention.quick_plan import QuickPlan
 from tasuki.attention.write import write
 from tasuki.device_limits import limits_of
 
@@ -68,11 +69,13 @@ class _Integers:
                 for _ in range(2)
             )
 
-    def lend(self, wrapper: Any, turn: int, clear_bytes: int = 0) -> None:
-        """Let the wrapper's next plan use it, so many bytes of it zero before."""
-        self._pinned[turn][:clear_bytes].zero_()
-        for name, buffer in zip(_INTEGER_BUFFERS, (self._device, self._pinned[turn]), strict=True):
+    def lend(self, wrapper: Any, turn: int, clear_bytes: int = 0) -> torch.Tensor:
+        """Let the wrapper's next plan use it, so many bytes of it zero before: the pinned part."""
+        pinned = self._pinned[turn]
+        pinned[:clear_bytes].zero_()
+        for name, buffer in zip(_INTEGER_BUFFERS, (self._device, pinned), strict=True):
             setattr(wrapper, name, buffer)
+        return pinned
 
 
 @dataclass(slots=True)
@@ -84,6 +87,7 @@ class _Kind:
     integers: _Integers
     # By whether keys and values are paged, and what graphs they are for.
     wrappers: dict[tuple[bool, StepLimits | None], Any] = field(default_factory=dict)
+    plans: dict[StepLimits, QuickPlan] = field(default_factory=dict)  # of the wrappers for graphs
     call: QuickCall | None = None
     decodes: DecodePlan | None = None
 
@@ -235,52 +239,66 @@ class FlashInferAttention:
         if chunks is None or chunks.rows.start or batch.limits is not None:
             kind.decodes = self._decode.plan(batch, kind.window)
         if chunks is not None:
-            paged = not (chunks.whole and self._options.ragged)
-            wrapper = self._wrapper(kind, paged, batch.limits)
-            of_fa2 = batch.limits is not None and self._graphs_of_fa2
-            clear_bytes = self._plan_bytes(batch.limits) if of_fa2 and batch.limits else 0
-            kind.integers.lend(wrapper, self._divider.turn, clear_bytes)
-            shape: dict[str, Any] = {
-                "causal": True,
-                "sm_scale": kind.scale,
-                "window_left": kind.window_left,
-                "q_data_type": self._dtype,
-            }
-            if of_fa2:
-                shape["disable_split_kv"] = True
-            if paged:
-                wrapper.plan(
-                    chunks.queries,
-                    chunks.blocks,
-                    chunks.indices,
-                    chunks.last,
-                    self._heads,
-                    self._kv_heads,
-                    self._head_dim,
-                    self._block_size,
-                    kv_data_type=self.pool.dtype,
-                    seq_lens=chunks.lengths,
-                    max_token_per_sequence=chunks.longest,
-                    **shape,
-                )
-            else:
-                wrapper.plan(
-                    chunks.queries,
-                    chunks.queries,
-                    self._heads,
-                    self._kv_heads,
-                    self._head_dim,
-                    kv_data_type=self._dtype,
-                    **shape,
-                )
-            kind.call = QuickCall(wrapper, paged=paged)
+            self._plan_chunks(kind, chunks, batch.limits)
+
+    def _plan_chunks(self, kind: _Kind, chunks: Chunks, limits: StepLimits | None) -> None:
+        paged = not (chunks.whole and self._options.ragged)
+        wrapper = self._wrapper(kind, paged, limits)
+        of_fa2 = limits is not None and self._graphs_of_fa2
+        clear_bytes = self._plan_bytes(limits) if of_fa2 and limits else 0
+        pinned = kind.integers.lend(wrapper, self._divider.turn, clear_bytes)
+        shape: dict[str, Any] = {
+            "causal": True,
+            "sm_scale": kind.scale,
+            "window_left": kind.window_left,
+            "q_data_type": self._dtype,
+        }
+        if of_fa2:
+            shape["disable_split_kv"] = True
+
+        def in_full() -> None:
+            wrapper.plan(
+                chunks.queries,
+                chunks.blocks,
+                chunks.indices,
+                chunks.last,
+                self._heads,
+                self._kv_heads,
+                self._head_dim,
+                self._block_size,
+                kv_data_type=self.pool.dtype,
+                seq_lens=chunks.lengths,
+                max_token_per_sequence=chunks.longest,
+                **shape,
+            )
+
+        if limits is not None:
+            kind.plans[limits].plan(chunks, pinned, in_full)
+        elif paged:
+            in_full()
+        else:
+            wrapper.plan(
+                chunks.queries,
+                chunks.queries,
+                self._heads,
+                self._kv_heads,
+                self._head_dim,
+                kv_data_type=self._dtype,
+                **shape,
+            )
+        kind.call = QuickCall(wrapper, paged=paged)
 
     def _wrapper(self, kind: _Kind, paged: bool, limits: StepLimits | None) -> Any:
         wrapper = kind.wrappers.get((paged, limits))
         if wrapper is None:
-            fixed = {} if limits is None else self._fixed(limits)
             kv_dtype = self.pool.dtype if paged else self._dtype
-            wrapper = kind.wrappers[paged, limits] = self._new_wrapper(paged, kv_dtype, **fixed)
+            if limits is None:
+                wrapper = self._new_wrapper(paged, kv_dtype)
+            else:
+                arrays, buffers = self._buffers(limits)
+                wrapper = self._new_wrapper(paged, kv_dtype, use_cuda_graph=True, **buffers)
+                kind.plans[limits] = QuickPlan(wrapper, arrays)
+            kind.wrappers[paged, limits] = wrapper
         return wrapper
 
     def _new_wrapper(self, paged: bool, kv_dtype: torch.dtype, **fixed: Any) -> Any:
@@ -298,8 +316,8 @@ class FlashInferAttention:
         tiles += 2 * limits_of(self.pool.device).cores
         return min(12 * tiles + (16 << 10), _INTEGER_BYTES)
 
-    def _fixed(self, limits: StepLimits) -> dict[str, Any]:
-        """What makes a wrapper leave everything at its place.
+    def _buffers(self, limits: StepLimits) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """For `Chunks.arrays`, and what makes a wrapper leave everything at its place.
 
         How many tokens there may be it takes from its first plan: the largest step's.
         """
@@ -308,13 +326,15 @@ class FlashInferAttention:
             return torch.zeros(size, dtype=torch.int32, device=self.pool.device)
 
         sequences = fixed_sequences(limits, exact=self._graphs_of_fa2)
+        arrays = zeros(4 * sequences + 2)
+        sizes = [sequences + 1, sequences + 1, sequences, sequences]
+        begins, queries, last, _ = torch.split(arrays, sizes)
         blocks = max(limits.chunks * limits.width, -(-limits.tokens // self._block_size))
-        return {
-            "use_cuda_graph": True,
-            "qo_indptr_buf": zeros(sequences + 1),
-            "paged_kv_indptr_buf": zeros(sequences + 1),
+        return arrays, {
+            "qo_indptr_buf": queries,
+            "paged_kv_indptr_buf": begins,
             "paged_kv_indices_buf": zeros(blocks),
-            "paged_kv_last_page_len_buf": zeros(sequences),
+            "paged_kv_last_page_len_buf": last,
         }
 
 

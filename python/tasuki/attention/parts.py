@@ -72,6 +72,7 @@ class Chunks:
         blocks: [S + 1] where each sequence's block ids begin; they may end before the next begin.
         last: [S] slots used in each sequence's last block.
         lengths: [S] tokens in the cache.
+        arrays: blocks, queries, last and lengths, one behind the other.
         indices: int32 block ids on the device.
         whole: all begin their sequences.
     """
@@ -82,6 +83,7 @@ class Chunks:
     blocks: torch.Tensor
     last: torch.Tensor
     lengths: torch.Tensor
+    arrays: torch.Tensor
     indices: torch.Tensor
     whole: bool
 
@@ -114,6 +116,10 @@ class _Pinned:
         begin, self._used = self._used, self._used + len(values)
         self._array[begin : self._used] = values
         return self._tensor[begin : self._used]
+
+    def all(self) -> torch.Tensor:
+        """What was put since the step began, in this order."""
+        return self._tensor[: self._used]
 
     def _allocate(self, size: int) -> None:
         self._tensor = torch.empty(size, dtype=torch.int32, pin_memory=self._pinned)
@@ -171,6 +177,7 @@ class Divider:
             blocks=blocks,
             last=staging.put(lengths - (counts - 1) * self._block_size),
             lengths=staging.put(lengths),
+            arrays=staging.all(),
             indices=indices,
             whole=contexts == queries,
         )
@@ -184,14 +191,16 @@ class Divider:
         staging.restart(4 * limits.chunks + 2)
         lengths = np.array([*batch.context_lens[begin:], *[0] * spare], dtype=np.int32)
         steps = np.array([*queries, *[0] * spare], dtype=np.int32)
-        blocks = np.minimum(np.arange(limits.chunks + 1, dtype=np.int32), len(queries)) * width
+        begins = np.minimum(np.arange(limits.chunks + 1, dtype=np.int32), len(queries)) * width
+        blocks = staging.put(begins)
         return Chunks(
             rows=slice(0, len(batch.tokens)),
             queries=staging.put(begin + _running_sum(steps)),
             longest=max(queries, default=0),
-            blocks=staging.put(blocks),
+            blocks=blocks,
             last=staging.put(np.ones(limits.chunks, dtype=np.int32)),  # unread: `lengths` counts
             lengths=staging.put(lengths),
+            arrays=staging.all(),
             indices=batch.block_tables[begin:].reshape(-1),
             whole=False,
         )
@@ -217,6 +226,7 @@ class Divider:
             blocks=blocks,
             last=staging.put(lengths - (counts - 1) * self._block_size),
             lengths=staging.put(lengths),
+            arrays=staging.all(),
             indices=indices,
             whole=False,
         )
