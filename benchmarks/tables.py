@@ -63,6 +63,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulator-accuracy": simulator_accuracy,
     "simulator-accuracy-cpu": simulator_accuracy_cpu,
     "open-loops": open_loops(
+        "open_loop_2xh200_w1",
         "plan_regret_2xh200_w1",
         "plan_regret_2xh200_answers",
         "plan_regret_2xh200_chat",
@@ -98,8 +99,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "clients": clients,
     "clients-on-server": clients_on_server,
     "speculation": speculation,
-    "served": served(
-        "serve_split_strict", "serve_split_strict_w1", "serve_two_mixed", "serve_w1_w2"
+    "served": served("serve_split_strict", "serve_two_mixed", "serve_w1_w2"),
+    "w1-turns": served(
+        "w1_turns_2mixed_80757c0_1",
+        "w1_turns_2mixed_33deb0c_1",
+        "w1_turns_2mixed_ea6448a_1",
+        "w1_turns_2mixed_80757c0_2",
+        "w1_turns_2mixed_33deb0c_2",
+        "w1_turns_1p1d_ea6448a_1",
+        "w1_turns_1p1d_33deb0c_1",
+        "w1_turns_1p1d_ea6448a_2",
+        "w1_turns_1p1d_33deb0c_2",
     ),
     "role-names": role_names,
     "served-h100": served("serve_roles_h100", "serve_roles_h100_w2"),

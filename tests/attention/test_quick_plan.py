@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tasuki.attention.parts import Chunks
-from tasuki.attention.quick_plan import QuickPlan
+from tasuki.attention.quick_call import QuickPlan
 
 PINNED = (torch.zeros(3), torch.zeros(3))
 

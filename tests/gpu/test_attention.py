@@ -355,4 +355,4 @@ def test_mixed_steps_in_cuda_graphs(
         want = definition(case, case.query(heads), scale, window)
         assert error(got[:count], want) < (FP8_ERROR if kv_dtype else BFLOAT16_ERROR)
         assert got[count:].isnan().all(), "padding was written"
-    assert planned == list(ROOMS), "quick_plan.py does not find what it looks for in FlashInfer"
+    assert planned == list(ROOMS), "quick_call.py does not find what it looks for in FlashInfer"

@@ -39,7 +39,7 @@ def test_plan_takes(argument: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["_jit_module", "_paged_kv_indices_buf"])
-def test_a_plan_keeps_its_parts_where_quick_plan_looks(name: str) -> None:
+def test_a_plan_keeps_its_parts_where_plans_for_graphs_look(name: str) -> None:
     source = inspect.getsource(flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan)
     assert f"self.{name}" in source, missing(f"{name} in plan")
 

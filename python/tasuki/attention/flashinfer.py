@@ -47,8 +47,7 @@ from tasuki.attention.errors import AttentionError
 from tasuki.attention.flashinfer_kernels import FlashInferOptions, Kernels, why_not
 from tasuki.attention.kv_scales import UNSCALED, KvScales
 from tasuki.attention.parts import Chunks, Divider, fixed_sequences
-from tasuki.attention.quick_call import QuickCall
-from tasuki.attention.quick_plan import QuickPlan
+from tasuki.attention.quick_call import QuickCall, QuickPlan
 from tasuki.attention.write import write
 from tasuki.device_limits import limits_of
 
