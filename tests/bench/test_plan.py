@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tasuki.bench.arguments import words
-from tasuki.bench.plan import spread
+from tasuki.bench.plan import Load, Plan, Point, spread
+from tasuki.bench.topologies import Target, parse_topology
 
 
 def test_one_load_for_every_combination() -> None:
@@ -14,6 +15,26 @@ def test_one_load_for_every_combination() -> None:
     ]
     assert loads[0].options == {"a": 1, "rate": 0.5, "file": "d/t.jsonl"}
     assert [load.name for load in spread("x", {}, {})] == ["x"]
+
+
+def test_keys_and_headers_are_in_no_name_of_a_file() -> None:
+    loads = spread("x", {}, {"api-key": ["sk-a", "sk-b"], "header": ["X: 1"], "seed": [7]})
+    assert [load.name for load in loads] == [
+        "x-api-key-1-header-1-seed-7",
+        "x-api-key-2-header-1-seed-7",
+    ]
+    assert loads[1].options == {"api-key": "sk-b", "header": "X: 1", "seed": 7}
+
+
+def test_a_new_key_measures_the_same_and_another_header_does_not() -> None:
+    target = Target("1m", parse_topology("1m"))
+
+    def of(**options: str) -> str:
+        load = Load("x", {name.replace("_", "-"): value for name, value in options.items()})
+        return Plan("model", (target,), (load,)).fingerprint(Point(target, "x", load))
+
+    assert of(api_key="old", header="X: 1") == of(api_key="new", header="X: 1")
+    assert of(api_key="old", header="X: 1") != of(api_key="old", header="X: 2")
 
 
 def test_options_become_words() -> None:

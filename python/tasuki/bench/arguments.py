@@ -34,9 +34,14 @@ def text(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
+def is_secret(name: str) -> bool:
+    """Whether an option's value is not fit for a file."""
+    return flag(name) in _SECRET
+
+
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options fit for a file: keys and headers are hidden."""
-    return {name: _HIDDEN if flag(name) in _SECRET else value for name, value in options.items()}
+    return {name: _HIDDEN if is_secret(name) else value for name, value in options.items()}
 
 
 def words_without_secrets(said: Iterable[str]) -> list[str]:

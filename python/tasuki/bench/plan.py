@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasuki.bench.arguments import text, without_secrets
+from tasuki.bench.arguments import is_secret, text, without_secrets
 from tasuki.bench.goodput import SearchSettings
 from tasuki.bench.topologies import Target, topology_name
 
@@ -121,7 +121,8 @@ class Plan:
             **({"environment": environment} if environment else {}),
             "topology": topology_name(point.target.topology),
             "warmup_requests": self.warmup_requests,
-            "work": asdict(point.work),
+            # A new key of the server measures the same.
+            "work": asdict(point.work) | {"options": _without_key(point.work.options)},
         }
         canonical = json.dumps(said, sort_keys=True, default=str)
         return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
@@ -150,6 +151,10 @@ def _describe(work: Load | Goal) -> dict[str, Any]:
     return asdict(work) | {"options": without_secrets(work.options)}
 
 
+def _without_key(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "api-key"}
+
+
 def load_seed(name: str) -> int:
     """A seed of 32 bits that depends on the load's name only, not on its neighbours."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
@@ -159,14 +164,22 @@ def spread(name: str, options: Mapping[str, Any], each: Mapping[str, Sequence[An
     """One load for every combination of the values in `each`.
 
     Args:
-        name: `chat` becomes `chat-request-rate-0.5` and so on.
+        name: `chat` becomes `chat-request-rate-0.5` and so on. Keys and headers, which are in no
+            file's name, have numbers instead: `chat-api-key-1`.
         options: What all have in common.
         each: Values by option.
     """
+    ways = [
+        [(option, value, _word(option, value, number)) for number, value in enumerate(values, 1)]
+        for option, values in each.items()
+    ]
     loads = []
-    for values in itertools.product(*each.values()):
-        chosen = dict(zip(each, values, strict=True))
-        parts = [f"{option}-{text(value)}" for option, value in chosen.items()]
+    for way in itertools.product(*ways):
+        parts = [f"{option}-{word}" for option, _, word in way]
         called = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join([name, *parts]))
-        loads.append(Load(called, {**options, **chosen}))
+        loads.append(Load(called, {**options, **{option: value for option, value, _ in way}}))
     return loads
+
+
+def _word(option: str, value: Any, number: int) -> str:
+    return str(number) if is_secret(option) else text(value)
