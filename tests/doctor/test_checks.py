@@ -8,6 +8,7 @@ import pytest
 from support.pictures import found, scrapes, unseen, worker
 
 from tasuki.doctor.checks import CHECKS
+from tasuki.doctor.checks.speed import looks_slow
 from tasuki.doctor.picture import Fleet, Pair, Probe, Router, Scrapes, Worker
 from tasuki.doctor.samples import parse, read
 from tasuki.doctor.series import VLLM
@@ -183,6 +184,25 @@ def test_a_machine_that_stalls_all_in_turn_has_no_slow_worker() -> None:
     a = probed("a", 0.1, 0.9, 0.1, 0.9, 0.1, 0.9, 0.1)
     b = probed("b", 0.9, 0.1, 0.1, 0.1, 0.9, 0.1, 0.9)
     assert not found("slow worker", Fleet([a, b]))
+
+
+@pytest.mark.parametrize("rounds", [5, 6, 8, 11, 15])
+def test_noise_makes_no_equal_worker_slow_however_few_the_rounds(rounds: int) -> None:
+    draw, accused = random.Random(rounds), 0
+    for _ in range(200):
+        times = [[0.1 * draw.lognormvariate(0, 0.8) for _ in range(rounds)] for _ in "ab"]
+        fleet = Fleet([probed("a", *times[0]), probed("b", *times[1])])
+        accused += len(found("slow worker", fleet))
+    assert accused <= 2
+
+
+def test_too_few_rounds_to_tell_ask_for_more() -> None:
+    fleet = Fleet([probed("a", *[0.1] * 6), probed("b", *[0.3] * 6)])
+    assert looks_slow(fleet), "more are sent"
+    assert not found("slow worker", fleet)
+    assert "the slowest in 6 of 6 rounds, which may be chance" in unseen("slow worker", fleet)
+    fleet = Fleet([probed("a", *[0.1] * 7), probed("b", *[0.3] * 7)])
+    assert found("slow worker", fleet) == ["b is 3.0 times as slow as its peers"]
 
 
 def test_a_worker_with_more_to_do_is_not_called_slow() -> None:

@@ -20,3 +20,18 @@ def is_above(count: float, of: float, share: float) -> bool:
     """
     usual = of * share
     return count >= 1 and count - 0.5 - usual >= _DEVIATIONS * math.sqrt(usual * (1 - share))
+
+
+def share_by_chance(count: int, of: int, share: float) -> float:
+    """How probable it is that so many or more of these events happen: the binomial distribution.
+
+    Args:
+        count: How many of them happened.
+        of: Of how many.
+        share: How probable each of them is.
+    """
+    ways = (
+        math.comb(of, each) * share**each * (1 - share) ** (of - each)
+        for each in range(count, of + 1)
+    )
+    return sum(ways)

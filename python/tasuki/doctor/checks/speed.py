@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+from tasuki.doctor.chance import share_by_chance
 from tasuki.doctor.picture import Fleet, Probe, Worker
 from tasuki.doctor.result import Finding, Outcome
 
 _SLOWER = 1.6  # than the others' median
 _MOST_ROUNDS = 0.75  # of the rounds, it must be the slowest
 _LEAST_ROUNDS = 5
+_MOST_CHANCE = 0.01  # that an equal worker is the slowest so often
 _SLOWER_BY_METRICS = 2.0  # the load is not the same on all
 _LEAST_TOKENS = 1000  # a prompt of another client stalls many of them, for up to 100 times as long
 _BUSIER = 1.5
@@ -46,10 +48,10 @@ def slow_worker(fleet: Fleet) -> Outcome:
 
 
 def looks_slow(fleet: Fleet) -> bool:
-    """Whether a worker is slow by its probes so far."""
+    """Whether a worker is slow by its probes so far, perhaps by chance."""
     outcome = Outcome()
     for group in comparable(fleet):
-        _by_probes(_probed(group), outcome)
+        _by_probes(_probed(group), outcome, most_chance=1.0)
     return bool(outcome.findings)
 
 
@@ -68,7 +70,9 @@ def _probed(group: Sequence[Worker]) -> list[Worker]:
     return [each for each in group if len(each.probes) >= _LEAST_ROUNDS]
 
 
-def _by_probes(group: Sequence[Worker], outcome: Outcome) -> None:
+def _by_probes(
+    group: Sequence[Worker], outcome: Outcome, most_chance: float = _MOST_CHANCE
+) -> None:
     if len(group) < 2:
         return
     outcome.looked_at.append(f"paired probes of {', '.join(each.name for each in group)}")
@@ -78,9 +82,18 @@ def _by_probes(group: Sequence[Worker], outcome: Outcome) -> None:
             outcome.unseen.append(f"{worker.name} has more to do than its peers: no comparison")
             continue
         for part, of in _PARTS.items():
-            if finding := _slower(worker, others, part, of):
+            finding = _slower(worker, others, part, of)
+            if finding is None:
+                continue
+            rounds, slowest = (int(finding.figures[name]) for name in ("rounds", "slowest_in"))
+            if share_by_chance(slowest, rounds, 1 / len(group)) <= most_chance:
                 outcome.findings.append(finding)
                 break
+            outcome.unseen.append(
+                f"whether {worker.name} is slower {part}: it was the slowest in {slowest} of"
+                f" {rounds} rounds, which may be chance: ask more often (--probe-rounds,"
+                " --probe-budget-s)"
+            )
 
 
 def _is_busier(worker: Worker, others: Sequence[Worker]) -> bool:
