@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasuki.doctor.http import Answer, Http, NoAnswerError
+from tasuki.doctor.http import Answer, Http, LateError, NoAnswerError
 from tasuki.doctor.picture import Pair, Router, Worker
 from tasuki.doctor.probes import Plan, repeat, split
 from tasuki.doctor.servers import EngineServer
@@ -128,10 +128,12 @@ def dripping(beginning: str, end: str) -> Iterator[str]:
     ids=["head", "body", "error"],
 )
 def test_the_limit_is_that_of_a_whole_answer(beginning: str, end: str) -> None:
-    late = pytest.raises(NoAnswerError, match="no answer in time")
-    with dripping(beginning, end) as url, late:
+    with (
+        dripping(beginning, end) as url,
+        pytest.raises(NoAnswerError, match="no answer in time"),
+    ):
         Http(url, timeout_s=0.3).get("/metrics")
-    with dripping(beginning, end) as url, late:
+    with dripping(beginning, end) as url, pytest.raises(LateError, match=r"within 0\.3 s"):
         Http(url, timeout_s=0.3).timed("/v1/completions", {}, 1)
 
 

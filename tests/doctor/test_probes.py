@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import pytest
 
 from tasuki.doctor import probes, rpc
 from tasuki.doctor.checks import CHECKS
 from tasuki.doctor.checks.speed import looks_slow, slow_worker
-from tasuki.doctor.http import FailedError, Http, NoAnswerError, not_answered
+from tasuki.doctor.http import FailedError, Http, LateError, NoAnswerError, not_answered
 from tasuki.doctor.look import Look, Settings
 from tasuki.doctor.picture import Fleet, Probe, Worker
 from tasuki.doctor.probes import Plan, Timed, time_workers
 from tasuki.doctor.servers import EngineServer
 from tasuki.v1 import worker_pb2 as pb
+from tasuki.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
 PLAN = Plan(rounds=7)
 UNLUCKY = range(1, 8)
@@ -85,6 +89,34 @@ def test_a_probe_that_fails_by_the_servers_fault_is_a_finding() -> None:
         assert len(found) == findings, status
         if findings:
             assert found[0].evidence == (f"probe: status {status}: out of memory",)
+
+
+def test_a_probe_that_is_late_is_a_finding_unless_requests_wait_there() -> None:
+    for waiting, findings in ((0.0, 1), (3.0, 0)):
+
+        def late(round_: int) -> Probe:
+            raise LateError(30.0)
+
+        worker = Worker("worker", "tasuki", "mixed")
+        worker.scrapes.add(0.0, {"waiting": waiting})
+        time_workers([(worker, late)], PLAN, lambda: False)
+        assert worker.probe_error == "no answer within 30 s"
+        assert len(CHECKS["errors"](Fleet([worker])).findings) == findings, waiting
+
+
+def test_a_worker_that_says_nothing_is_late() -> None:
+    class Silent(WorkerServicer):
+        def Serve(self, messages: Any, context: Any) -> Any:  # noqa: N802
+            yield from (message for message in messages if not message)
+
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        add_WorkerServicer_to_server(Silent(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with pytest.raises(LateError, match=r"within 0\.3 s"):
+            rpc.timed(f"127.0.0.1:{port}", None, 0.3, "run", 1, (8, 2))
+        server.stop(None).wait()
 
 
 def test_a_probe_without_an_answer_failed() -> None:

@@ -25,6 +25,13 @@ class FailedError(NoAnswerError):
     """A request that failed by the server's fault."""
 
 
+class LateError(NoAnswerError):
+    """A request that was not answered in time: by the server's fault, unless it has a queue."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"no answer within {timeout_s:g} s")
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer, whatever its status."""
@@ -94,6 +101,7 @@ class Http:
 
         Raises:
             FailedError: It failed by the server's fault.
+            LateError: It took too long.
             NoAnswerError: It was refused, or had fewer than two tokens.
         """
         began, times = time.monotonic(), []
@@ -108,6 +116,8 @@ class Http:
                             raise FailedError(line.decode(errors="replace").strip()[:200])
                         times.append(time.monotonic())
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(getattr(error, "reason", error), TimeoutError):
+                raise LateError(self.timeout_s) from error
             raise FailedError(_said(error)) from error
         if len(times) < 3:
             raise NoAnswerError(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasuki.doctor.http import FailedError, Http, NoAnswerError, not_answered
+from tasuki.doctor.http import FailedError, Http, LateError, NoAnswerError, not_answered
 from tasuki.doctor.picture import Pair, Probe, Router, Worker
 from tasuki.doctor.servers import EngineServer
 
@@ -95,7 +95,8 @@ def _time(subjects: list[tuple[Worker, Timed]], rounds: range, budget_s: float) 
                 probe = timed(round_)
             except NoAnswerError as error:
                 worker.probe_error = str(error)
-                worker.fails = isinstance(error, FailedError)
+                late = isinstance(error, LateError) and not any(worker.scrapes.all("waiting"))
+                worker.fails = late or isinstance(error, FailedError)
                 continue
             if round_:
                 worker.probes.append(probe)

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from tasuki.doctor.http import FailedError, NoAnswerError
+from tasuki.doctor.http import FailedError, LateError, NoAnswerError
 from tasuki.doctor.picture import Probe, Role, Worker
 from tasuki.kv.fleet import DIRECT, FLEET_NAME
 from tasuki.kv.fleet import Fleet as Certificates
@@ -48,6 +48,8 @@ def _stream(
     try:
         yield call, outgoing
     except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise LateError(timeout_s) from error
         raise FailedError(f"{error.code().name.lower()}: {error.details()}") from error
     finally:
         call.cancel()
