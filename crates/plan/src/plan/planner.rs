@@ -12,7 +12,7 @@ use super::degrees::by_degree;
 use super::design::{Design, all};
 use super::lengths::{Conversations, Lengths, refuse_too_long, requests_of_file};
 use super::probe::{Found, Seeing};
-use super::screen::{Limits, estimate};
+use super::screen::{Limits, Rates, estimate};
 use super::start::Start;
 use super::variations::Variation;
 use crate::error::SimulateError;
@@ -234,9 +234,14 @@ impl<'a> Planner<'a> {
                 each: degrees[0],
             });
         }
-        let hardware = |degree: u32| self.hardware.get(&degree).cloned();
-        let estimated = |design: &Design| estimate(design, &hardware, self.lengths, self.limits);
-        let mut ranked: Vec<(f64, Design)> = designs.iter().map(|d| (estimated(d), *d)).collect();
+        let hardware = self.hardware.iter();
+        let rates =
+            hardware.map(|(degree, of)| (*degree, Rates::of(of, self.lengths, self.limits)));
+        let rates: BTreeMap<u32, Rates> = rates.collect();
+        let estimated = designs
+            .iter()
+            .map(|design| (estimate(design, &rates), *design));
+        let mut ranked: Vec<(f64, Design)> = estimated.collect();
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
         let most = match self.goal.quick {
             true => QUICK_DESIGNS.min(self.goal.designs as usize),

@@ -11,6 +11,8 @@
 //! with the largest `b` for which KV fits and tokens come in time. A split is as fast as its
 //! slower half, and no faster than its links.
 
+use std::collections::BTreeMap;
+
 use tasuki_sim::steps::{StepModel, Work};
 
 use super::design::{Design, Part};
@@ -27,29 +29,39 @@ pub struct Limits {
     pub tpot_s: f64,
 }
 
-/// Requests a second that a design is estimated to serve.
-pub fn estimate(
-    design: &Design,
-    hardware: &dyn Fn(u32) -> Option<Hardware>,
-    lengths: Lengths,
-    limits: Limits,
-) -> f64 {
-    // Of a prompt that is cached only its rest costs time.
-    let lengths = Lengths {
-        prompt: (lengths.prompt - lengths.cached).max(1.0),
-        ..lengths
-    };
-    let of = |part: Part, rate: fn(&Hardware, Lengths, Limits) -> f64| {
-        if part.workers == 0 {
-            return 0.0;
+/// Requests a second that one worker is estimated to serve as one of each role.
+#[derive(Debug, Clone, Copy)]
+pub struct Rates {
+    prefill: f64,
+    decode: f64,
+    mixed: f64,
+}
+
+impl Rates {
+    pub fn of(hardware: &Hardware, lengths: Lengths, limits: Limits) -> Self {
+        // Of a prompt that is cached only its rest costs time.
+        let lengths = Lengths {
+            prompt: (lengths.prompt - lengths.cached).max(1.0),
+            ..lengths
+        };
+        Self {
+            prefill: prefill_rate(hardware, lengths, limits),
+            decode: decode_rate(hardware, lengths, limits),
+            mixed: mixed_rate(hardware, lengths, limits),
         }
-        let hardware = hardware(part.tensor_parallel);
-        f64::from(part.workers) * hardware.map_or(0.0, |known| rate(&known, lengths, limits))
+    }
+}
+
+/// Requests a second that a design is estimated to serve. `rates`: by degree of tensor parallelism.
+pub fn estimate(design: &Design, rates: &BTreeMap<u32, Rates>) -> f64 {
+    let of = |part: Part, rate: fn(&Rates) -> f64| {
+        let each = rates.get(&part.tensor_parallel).map_or(0.0, rate);
+        f64::from(part.workers) * each
     };
-    let prefill = of(design.prefill, prefill_rate);
-    let decode = of(design.decode, decode_rate);
+    let prefill = of(design.prefill, |rates| rates.prefill);
+    let decode = of(design.decode, |rates| rates.decode);
     // Mixed workers do what is left of either half.
-    let (mixed, halves) = (of(design.mixed, mixed_rate), [prefill, decode]);
+    let (mixed, halves) = (of(design.mixed, |rates| rates.mixed), [prefill, decode]);
     let split = prefill.min(decode);
     let lonely = halves.iter().fold(0.0, |most: f64, half| most.max(*half)) - split;
     let helped = if mixed > 0.0 {
