@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 from support.pictures import found, scrapes, unseen, worker
@@ -12,6 +14,7 @@ from tasuki.doctor.checks.speed import looks_slow
 from tasuki.doctor.picture import Fleet, Pair, Probe, Router, Scrapes, Worker
 from tasuki.doctor.samples import parse, read
 from tasuki.doctor.series import VLLM
+from tasuki.preflight.expect import Expectation
 
 
 def prompts(requests: int, computed: int, loaded: int) -> dict[str, float]:
@@ -123,10 +126,35 @@ def test_tcp_on_one_host_is_found_and_between_hosts_it_is_a_question() -> None:
 def test_a_link_below_what_is_expected_is_found() -> None:
     fleet = pair("nixl/UCX/rdma", ("a", "b"))
     assert "--expect" in unseen("KV transport", fleet)
-    fleet.link_bytes_per_s = 0.05e9
+    fleet.expected = Expectation(0.05e9)
     assert not found("KV transport", fleet)
-    fleet.link_bytes_per_s = 20e9
+    fleet.expected = Expectation(20e9)
     assert "at 0.10 GB/s" in found("KV transport", fleet)[0]
+
+
+def test_a_link_is_compared_with_what_was_measured_of_such_transfers(tmp_path: Path) -> None:
+    """Of 10 MB in blocks of 1 MB: larger ones are quicker on the same link."""
+    rows = [(16e6, 1e6, 20e9), (8e6, 2e6, 9e9), (8e6, 1e6, 0.12e9), (8e6, 16e3, 0.01e9)]
+    names = "payload_bytes", "block_bytes", "bytes_per_s"
+    saved = tmp_path / "link.json"
+    fleet = pair("nixl/UCX/rdma", ("a", "b"))
+
+    def expect(*rows: tuple[float, ...]) -> Fleet:
+        content = {"rows": [dict(zip(names, row, strict=True)) for row in rows]}
+        saved.write_text(json.dumps(content))
+        fleet.expected = Expectation.of(str(saved))
+        return fleet
+
+    assert not found("KV transport", expect(*rows)), "0.8 of 0.12 GB/s is reached"
+    quick = expect((8e6, 1e6, 0.2e9), *rows[:2])
+    assert found("KV transport", quick) == [
+        "p → d: KV moves at 0.10 GB/s, expected are 0.16",
+    ]
+    assert "in transfers of 10.0 MB) are as fast" in unseen("KV transport", expect(*rows[:2]))
+    assert "--payload" in unseen("KV transport", fleet)
+    moved = {"kv_bytes": 1e8, "kv_seconds": 1.0, "kv_transfers": 10}
+    fleet.pairs[0].scrapes = scrapes(moved, moved)
+    assert not found("KV transport", expect(*rows)), "its blocks may be the smallest"
 
 
 @pytest.mark.parametrize(("descriptors", "count"), [(20_000, 1), (100, 0)])

@@ -167,7 +167,8 @@ def test_what_was_measured_before_is_expected_again(tmp_path: Path) -> None:
     before.write_text(as_json(CHECKS))
     with pytest.raises(PreflightError, match="has no transfer from a peer"):
         Expectation.of(str(before))
-    before.write_text('{"rows": [{"bytes_per_s": 3e9}, {"bytes_per_s": 5e9}]}')  # of linkbench
+    rows = [{"payload_bytes": 1, "block_bytes": 1, "bytes_per_s": rate} for rate in (3e9, 5e9)]
+    before.write_text(json.dumps({"rows": rows}))  # of linkbench
     assert Expectation.of(str(before)).of_peer("b:1") == 4e9
     assert Expectation.of(str(before)).unknown(["b:1"]) == []
     assert Expectation.of(None).of_peer("a:1") == 0.0

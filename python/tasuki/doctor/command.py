@@ -113,7 +113,7 @@ def doctor(
         certificates=certificates,
     )
     look = Look.at([Address.of(text) for text in dict.fromkeys(addresses)], settings)
-    look.fleet.link_bytes_per_s = expected.default
+    look.fleet.expected = expected
     prefill, decode = (len(look.fleet.of_role(role)) for role in ("prefill", "decode"))
     if request_log is not None and prefill and decode:
         look.fleet.advice = advice(request_log, prefill, decode)

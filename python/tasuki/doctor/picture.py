@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tasuki.preflight.expect import Expectation
+
 Engine = Literal["tasuki", "vllm", "sglang"]
 Role = Literal["prefill", "decode", "mixed", ""]
 
@@ -196,7 +198,7 @@ class Fleet:
     Attributes:
         silent: Addresses that did not answer, and why.
         unread: Addresses that answer, but whose metrics cannot be read, and why.
-        link_bytes_per_s: What a link must reach; 0: not said.
+        expected: What a link must reach.
         advice: What another ratio would give, from the fleet's own log; empty: no log was given.
     """
 
@@ -205,7 +207,7 @@ class Fleet:
     routers: list[Router] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
-    link_bytes_per_s: float = 0.0
+    expected: Expectation = field(default_factory=Expectation)
     advice: str = ""
 
     def of_role(self, *roles: Role) -> list[Worker]:

@@ -23,11 +23,13 @@ class Expectation:
         default: For peers that `by_peer` has not; 0: nothing is expected.
         by_peer: For each peer of an earlier report.
         report: Where that report is; empty: there is none.
+        rows: Of a result of `tasuki linkbench`: bytes of a transfer, bytes of its blocks, rate.
     """
 
     default: float = 0.0
     by_peer: dict[str, float] = field(default_factory=dict)
     report: str = ""
+    rows: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def of(cls, said: str | None) -> Expectation:
@@ -50,8 +52,10 @@ class Expectation:
         try:
             file = json.loads(Path(said).read_text())
             if "rows" in file:
-                best = max(float(row["bytes_per_s"]) for row in file["rows"])
-                return cls(_SHARE_OF_BEFORE * best)
+                names = "payload_bytes", "block_bytes", "bytes_per_s"
+                rows = [tuple(float(row[name]) for name in names) for row in file["rows"]]
+                best = max(rate for _, _, rate in rows)
+                return cls(_SHARE_OF_BEFORE * best, rows=tuple(rows))
             checks = file["checks"]
             before = {
                 check["name"].removeprefix("transfer "): float(check["figures"]["bytes_per_s"])
@@ -73,6 +77,21 @@ class Expectation:
     def of_peer(self, peer: str) -> float:
         """Bytes a second; 0: nothing is expected."""
         return self.by_peer.get(peer, self.default)
+
+    def of_transfer(self, size: float, block: float | None) -> float:
+        """Bytes a second of a transfer of so many bytes in blocks of so many; None: not known.
+
+        Of a result of `tasuki linkbench` the next smaller transfer counts, in the next smaller
+        blocks, or in the smallest ones. 0: nothing is expected, or all that it has are larger.
+        """
+        if not self.rows:
+            return self.default
+        smaller = [row for row in self.rows if row[0] <= size and row[1] <= (block or size)]
+        if not smaller:
+            return 0.0
+        payload = max(smaller)[0]
+        blocks = sorted(row for row in smaller if row[0] == payload)
+        return _SHARE_OF_BEFORE * blocks[0 if block is None else -1][2]
 
     def unknown(self, peers: Sequence[str]) -> list[Check]:
         """A check for each peer of which nothing is expected, though there is a report."""

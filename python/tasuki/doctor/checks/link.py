@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from tasuki.doctor.picture import Fleet, Pair, Scrapes
 from tasuki.doctor.result import Finding, Outcome
@@ -55,60 +56,77 @@ def _remedy(transport: str, faster: str) -> str:
 
 
 def _rate(pair: Pair) -> str:
-    rate = _bytes_per_s(pair.scrapes)
-    if rate is None:
+    moved = _moved(pair.scrapes)
+    if moved is None:
         return "no transfer of 1 MiB or more: no rate"
-    return f"{rate / 1e9:.2f} GB/s ({pair.scrapes.source('kv_bytes', 'kv_seconds')})"
+    return f"{moved.bytes_per_s / 1e9:.2f} GB/s ({pair.scrapes.source('kv_bytes', 'kv_seconds')})"
 
 
-def _bytes_per_s(scrapes: Scrapes) -> float | None:
-    """Of transfers that are large enough to say something."""
-    values = [
-        scrapes.recent(name, "kv_transfers", _LEAST_TRANSFERS)
-        for name in ("kv_bytes", "kv_seconds", "kv_transfers")
-    ]
-    known = [each.value for each in values if each is not None]
-    if len(known) < 3:
-        return None
-    size, seconds, transfers = known
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Transfers: their rate, and the bytes of a mean one and of its blocks."""
+
+    bytes_per_s: float
+    size: float
+    block: float | None  # None: not shown
+
+
+def _moved(scrapes: Scrapes) -> _Moved | None:
+    """Transfers that are large enough to say something."""
+    names = "kv_bytes", "kv_seconds", "kv_transfers", "kv_descriptors"
+    values = [scrapes.recent(name, "kv_transfers", _LEAST_TRANSFERS) for name in names]
+    size, seconds, transfers, blocks = (each.value if each else 0.0 for each in values)
     if transfers < 1 or size < _LEAST_BYTES * transfers or seconds <= 0:
         return None
-    return size / seconds
+    return _Moved(size / seconds, size / transfers, size / blocks if blocks else None)
 
 
 def _rates(fleet: Fleet, outcome: Outcome) -> None:
     """Rates of transfers, against what the user expects."""
     subjects = [(pair.name, pair.scrapes) for pair in fleet.pairs if pair.transport]
     subjects += [(each.name, each.scrapes) for each in fleet.workers if each.engine != "tasuki"]
-    quiet = []
+    small, unjudged = [], []
     for name, scrapes in subjects:
         if not scrapes.last("kv_transfers"):
             continue
-        rate = _bytes_per_s(scrapes)
-        if rate is None or not fleet.link_bytes_per_s:
-            quiet.append(name if rate is None else f"{name} ({rate / 1e9:.2f} GB/s)")
+        moved = _moved(scrapes)
+        if moved is None:
+            small.append(name)
+            continue
+        rate, expected = moved.bytes_per_s, fleet.expected.of_transfer(moved.size, moved.block)
+        if not expected:
+            unjudged.append(
+                f"{name} ({rate / 1e9:.2f} GB/s in transfers of {moved.size / 1e6:.1f} MB)"
+            )
             continue
         outcome.looked_at.append(f"{name} at {rate / 1e9:.2f} GB/s")
-        if rate >= fleet.link_bytes_per_s:
+        if rate >= expected:
             continue
         outcome.findings.append(
             Finding(
-                f"{name}: KV moves at {rate / 1e9:.2f} GB/s, expected are"
-                f" {fleet.link_bytes_per_s / 1e9:.2f}",
-                (f"{scrapes.source('kv_bytes', 'kv_seconds')}: transfers of 1 MiB or more",),
+                f"{name}: KV moves at {rate / 1e9:.2f} GB/s, expected are {expected / 1e9:.2f}",
+                (
+                    f"{scrapes.source('kv_bytes', 'kv_seconds')}: transfers of"
+                    f" {moved.size / 1e6:.1f} MB",
+                ),
                 "see which way UCX takes (UCX_PROTO_INFO=y in the worker's log): TCP means that"
                 " UCX_TLS or UCX_NET_DEVICES excludes a faster one, or that none works",
                 (name,),
                 {"bytes_per_s": rate},
             )
         )
-    if quiet and not fleet.link_bytes_per_s:
-        outcome.unseen.append(
-            f"whether the links of {', '.join(quiet)} are as fast as they can be: say what they"
-            " must reach, for example --expect 20GB/s"
+    if small:
+        outcome.unseen.append(f"no transfers of 1 MiB or more: {', '.join(small)}")
+    if unjudged:
+        remedy = (
+            "the file of --expect has only larger transfers or blocks: measure such ones, too"
+            " (tasuki linkbench --payload, --block)"
+            if fleet.expected.default
+            else "say what they must reach, for example --expect 20GB/s"
         )
-    elif quiet:
-        outcome.unseen.append(f"no transfers of 1 MiB or more: {', '.join(quiet)}")
+        outcome.unseen.append(
+            f"whether the links of {', '.join(unjudged)} are as fast as they can be: {remedy}"
+        )
 
 
 def layout(fleet: Fleet) -> Outcome:
