@@ -15,7 +15,7 @@ pub struct Pool {
     held: u32,
     /// Of chunks that no sequence holds.
     evictable: u32,
-    chunks: HashMap<u64, Chunk, BuildHasherDefault<NameHasher>>,
+    chunks: Chunks,
     /// Chunks without holders in the order of their release; entries may be out of date.
     released: VecDeque<(u64, u64)>,
     clock: u64,
@@ -26,6 +26,8 @@ pub struct Pool {
     pub tells: bool,
     pub events: u64,
 }
+
+type Chunks = HashMap<u64, Chunk, BuildHasherDefault<NameHasher>>;
 
 #[derive(Debug, Clone, Copy)]
 struct Chunk {
@@ -52,6 +54,12 @@ impl Hasher for NameHasher {
     fn write_u64(&mut self, value: u64) {
         self.0 = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
+}
+
+/// Whether the chunk was not held since this release.
+fn is_current(chunks: &Chunks, (stamp, name): (u64, u64)) -> bool {
+    let known = chunks.get(&name);
+    known.is_some_and(|chunk| chunk.holders == 0 && chunk.stamp == stamp)
 }
 
 impl Pool {
@@ -171,12 +179,15 @@ impl Pool {
                 }
             }
         }
+        if self.released.len() > 2 * self.chunks.len() + names.len() {
+            let chunks = &self.chunks;
+            self.released.retain(|entry| is_current(chunks, *entry));
+        }
     }
 
     fn evict(&mut self) {
         while let Some((stamp, name)) = self.released.pop_front() {
-            let known = self.chunks.get(&name);
-            if known.is_some_and(|chunk| chunk.holders == 0 && chunk.stamp == stamp) {
+            if is_current(&self.chunks, (stamp, name)) {
                 self.chunks.remove(&name);
                 self.evictable -= self.chunk_blocks;
                 if self.tells {
@@ -226,6 +237,20 @@ mod tests {
         assert_eq!((pool.cached(&[1, 2, 3]), pool.cached(&[5, 6])), (2, 2));
         pool.remember(&[7, 8, 9, 10, 11, 12]);
         assert_eq!((pool.available(), pool.cached(&[7, 8, 9, 10, 11])), (10, 5));
+    }
+
+    #[test]
+    fn a_prompt_that_is_used_again_and_again_takes_no_more_memory() {
+        let mut pool = Pool::new(10, 2, true);
+        pool.remember(&[1, 2, 3]);
+        for _ in 0..100 {
+            pool.hold(&[1, 2]);
+            pool.release(&[1, 2]);
+        }
+        assert!(pool.released.len() <= 8, "{} entries", pool.released.len());
+        // The one that was released first goes first.
+        pool.take(6);
+        assert_eq!((pool.cached(&[3]), pool.cached(&[1, 2])), (0, 2));
     }
 
     #[test]
