@@ -23,6 +23,9 @@ const QUEUE: usize = 8_192;
 const LOOK: Duration = Duration::from_secs(1);
 /// Rates are told again when one of them has changed by this share.
 const CHANGED: f64 = 0.1;
+/// Tokens of KV in a step and of a prompt at which what is long is compared.
+const LONG_KV: f64 = 65_536.0;
+const LONG_PROMPT: f64 = 8_192.0;
 /// Of one record, in bytes.
 const LONGEST: usize = 512;
 /// Lines that are gathered at most, in bytes.
@@ -335,6 +338,9 @@ fn is_told(told: &Fleet, fleet: &Fleet, least_change: f64) -> bool {
                 c.sequence_us,
                 c.prompt_step_ms,
                 c.prompt_token_us,
+                // What a token of KV adds and attention within a prompt count by what is long.
+                c.step_ms + 1e-6 * c.kv_token_ns * LONG_KV,
+                c.prompt_token_us + 1e-3 * c.prompt_square_ns * LONG_PROMPT,
             ]
         });
         of.collect()

@@ -49,6 +49,32 @@ fn fleet() -> Fleet {
     }
 }
 
+#[test]
+fn rates_are_told_again_when_long_steps_or_prompts_take_another_time() {
+    let of = |change: fn(&mut Class)| {
+        let mut changed = fleet();
+        changed.classes[0].step_ms = 5.0;
+        changed.classes[0].prompt_token_us = 20.0;
+        change(&mut changed.classes[0]);
+        changed
+    };
+    let told = of(|class| (class.kv_token_ns, class.prompt_square_ns) = (45.0, 0.3));
+    let same = of(|class| (class.kv_token_ns, class.prompt_square_ns) = (47.0, 0.32));
+    assert!(is_told(&told, &same, CHANGED));
+    for slower in [
+        of(|class| (class.kv_token_ns, class.prompt_square_ns) = (90.0, 0.3)),
+        of(|class| (class.kv_token_ns, class.prompt_square_ns) = (45.0, 0.9)),
+    ] {
+        assert!(!is_told(&told, &slower, CHANGED), "{slower:?}");
+    }
+    // A share of what is next to nothing is no change.
+    let (none, little) = (
+        of(|class| class.kv_token_ns = 0.001),
+        of(|class| class.kv_token_ns = 0.01),
+    );
+    assert!(is_told(&none, &little, CHANGED));
+}
+
 fn hooks(dropped: &Arc<AtomicU64>) -> Hooks {
     let dropped = Arc::clone(dropped);
     Hooks {
