@@ -173,6 +173,15 @@ def test_what_lies_between_steps_makes_every_token_later(tmp_path: Path) -> None
     assert tpot["with"] == pytest.approx(12.0, rel=1e-3)
 
 
+def test_steps_whose_measurement_was_interrupted_are_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for interrupted in (True, False):
+        steps = steps_file(tmp_path / "steps.json", interrupted=interrupted)
+        assert _native.run_simulate(["--steps", str(steps), *LOAD]) == 0
+        assert ("was interrupted" in capfd.readouterr().out) == interrupted
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [

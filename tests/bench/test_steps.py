@@ -58,7 +58,8 @@ def test_a_gpus_grid_reaches_the_limits_of_its_workers() -> None:
 def test_medians_of_interleaved_rounds_without_the_first() -> None:
     timer = FakeTimer({PrefillPoint(32, 64)})
     rounds: list[int] = []
-    seconds, left_out = measure_all(GRID, timer, rounds.append)
+    seconds, left_out, interrupted = measure_all(GRID, timer, rounds.append)
+    assert not interrupted
     assert left_out == [PrefillPoint(32, 64)]
     assert rounds == [0, 1, 2, 3]
     assert set(seconds.values()) == {4.0}  # of 100, 3 and 4; the 1 of the warm-up is gone
@@ -67,6 +68,29 @@ def test_medians_of_interleaved_rounds_without_the_first() -> None:
     each_round = [timer.order[at : at + count] for at in range(0, 4 * count, count)]
     assert all(set(one) == fitting for one in each_round)
     assert len({tuple(one) for one in each_round}) > 1
+
+
+@pytest.mark.parametrize(("rounds", "kept"), [(1.5, False), (2.0, True), (2.5, True)])
+def test_an_interrupt_keeps_the_medians_once_each_point_was_measured(
+    rounds: float, kept: bool
+) -> None:
+    """Of the rounds the first one warms up."""
+    count = len(GRID.points())
+
+    class Interrupted(FakeTimer):
+        def measure(self, point: StepPoint) -> float:
+            if len(self.order) == rounds * count:
+                raise KeyboardInterrupt
+            return super().measure(point)
+
+    timer = Interrupted(set())
+    if not kept:
+        with pytest.raises(KeyboardInterrupt):
+            measure_all(GRID, timer)
+        return
+    seconds, _, interrupted = measure_all(GRID, timer)
+    assert interrupted and seconds.keys() == set(GRID.points())
+    assert set(seconds.values()) == ({100.0} if rounds == 2.0 else {100.0, 51.5})
 
 
 def test_prompts_that_fit_into_a_step_are_measured_beside_an_average_batch() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+import typer
 
 from tasuki.bench import batch_command, steps_run
 from tasuki.bench.errors import BenchError, RunFailedError
@@ -60,3 +62,35 @@ def test_what_is_measured_fits_the_device(
         batch_command._steps("tiny", "1m", {"device": device}, {"repeat": 1})
     assert set(batches) <= set(grids[0].decode_batch)
     assert grids[0].repeat == 1
+
+
+def test_an_interrupt_writes_what_was_measured(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line == "round 2 of 3 …":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tasuki.launch.supervisor.say", say)
+    monkeypatch.setattr("tasuki.launch.topology.worker_environment", lambda *_: {})
+    path = tmp_path / "steps.json"
+    with pytest.raises(typer.Exit) as ended:
+        batch_command.batch(
+            steps=True,
+            model=str(tiny_model),
+            serve=["device=cpu", "max-model-len=64"],
+            prefill_tokens="8,16",
+            prefill_context="0",
+            decode_batch="",
+            transfer_blocks="",
+            repeat=3,
+            result=path,
+        )
+    assert ended.value.exit_code == 130
+    result = json.loads(path.read_text())
+    assert result["interrupted"]
+    assert [row["tokens"] for row in result["prefill"]] == [8, 16]
+    assert said[-1] == "interrupted; the tables are medians of the rounds before"

@@ -279,6 +279,10 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
         let file = StepsFile::read(path)?;
         let table = file.table(path)?;
         let mut told = format!("steps measured, {}", path.display());
+        if file.interrupted {
+            told += "; the measurement was interrupted: it has fewer rounds, and of a GPU neither \
+                     launches nor what lies between steps";
+        }
         let drop = table.largest_drop();
         if drop > UNSTEADY {
             told += &format!(

@@ -36,6 +36,9 @@ pub struct StepsFile {
     /// Files of earlier versions have none.
     #[serde(default)]
     between: Vec<ByBatch>,
+    /// By Ctrl-C. Files of earlier versions do not say.
+    #[serde(default)]
+    pub interrupted: bool,
 }
 
 #[derive(Debug, Deserialize)]

@@ -127,6 +127,9 @@ def batch(
             content = _steps(model or "smollm2-135m", topology, options, said)
             write_result(path, content)
             say(f"written to {path}")
+            if content["interrupted"]:
+                say("interrupted; the tables are medians of the rounds before")
+                raise typer.Exit(_INTERRUPTED)
             return
         _check_serve(options, url)
         if said:

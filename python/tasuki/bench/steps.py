@@ -145,26 +145,37 @@ class StepTimer(Protocol):
 
 def measure_all(
     grid: StepGrid, timer: StepTimer, on_round: Callable[[int], None] = lambda number: None
-) -> tuple[dict[StepPoint, float], list[StepPoint]]:
-    """Medians of every point that fits, and the points that do not.
+) -> tuple[dict[StepPoint, float], list[StepPoint], bool]:
+    """Medians of every point that fits, the points that do not, and whether Ctrl-C came.
+
+    After Ctrl-C the medians are of what was measured before.
 
     Args:
         grid: What to measure.
         timer: Measures.
         on_round: Told the number of the round that begins; 0 is the warm-up.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came before each point was measured once.
     """
     points = grid.points()
     fitting = [point for point in points if timer.fits(point)]
     seen: dict[StepPoint, list[float]] = {point: [] for point in fitting}
     draw = random.Random(grid.seed)
-    for number in range(grid.repeat + 1):
-        on_round(number)
-        for point in draw.sample(fitting, len(fitting)):
-            seconds = timer.measure(point)
-            if number > 0:
-                seen[point].append(seconds)
+    interrupted = False
+    try:
+        for number in range(grid.repeat + 1):
+            on_round(number)
+            for point in draw.sample(fitting, len(fitting)):
+                seconds = timer.measure(point)
+                if number > 0:
+                    seen[point].append(seconds)
+    except KeyboardInterrupt:
+        if not all(seen.values()):
+            raise
+        interrupted = True
     medians = {point: median(times) for point, times in seen.items()}
-    return medians, [point for point in points if point not in seen]
+    return medians, [point for point in points if point not in seen], interrupted
 
 
 def step_tables(seconds: Mapping[StepPoint, float], block_bytes: int) -> dict[str, Any]:

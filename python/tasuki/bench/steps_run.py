@@ -71,6 +71,9 @@ def run_steps(
 ) -> dict[str, Any]:
     """Build a worker's engine, measure the grid, and give the result of kind "steps".
 
+    Ctrl-C ends it once each point was measured: the result says `interrupted`, and on a GPU lacks
+    what is measured last, launches and what lies between steps.
+
     Args:
         model: Folder, hub id or alias.
         options: Of `tasuki worker`, by name; others are as a worker has them.
@@ -78,6 +81,7 @@ def run_steps(
         say: Gets news, one line each.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C came earlier.
         TasukiError: The worker cannot be built, or a measurement failed.
     """
     keep_compiled()
@@ -100,10 +104,10 @@ def run_steps(
         say("warming up …" if number == 0 else f"round {number} of {grid.repeat} …")
 
     if transfer is None:
-        seconds, left_out = measure_all(grid, timer, tell)
+        seconds, left_out, interrupted = measure_all(grid, timer, tell)
     else:
         with closing(transfer):
-            seconds, left_out = measure_all(grid, timer, tell)
+            seconds, left_out, interrupted = measure_all(grid, timer, tell)
     overlaps = built.engine.config.overlap
     for point in left_out:
         if isinstance(point, BackToBackPoint) and not overlaps:
@@ -123,17 +127,33 @@ def run_steps(
         **step_tables(seconds, built.layout.block_bytes),
     }
     if not overlaps:
-        return content | {"between": _by_batch(medians(loads, between_s))}
-    # The device goes on in a pause: what counts is how much longer steps take.
+        between = medians(loads, between_s)
+        return content | {"between": _by_batch(between), "interrupted": interrupted}
+    between, launches = {}, {}
+    try:
+        if not interrupted:
+            between = _longer(loads, timer, grid.repeat)
+            points = [DecodePoint(batch, min(grid.decode_context)) for batch in grid.few_some_many]
+            launches = {
+                p.batch: of_engine.launch_s(p.batch, p.context) for p in points if timer.fits(p)
+            }
+    except KeyboardInterrupt:
+        interrupted = True
+    return content | {
+        "launch": _by_batch(launches),
+        "between": _by_batch(between),
+        "interrupted": interrupted,
+    }
+
+
+def _longer(loads: Loads, timer: _BothTimers, repeat: int) -> dict[int, float]:
+    """How much longer steps of a worker that serves take, where the device goes on in a pause."""
     between = {}
     for batch, served_s in medians(loads, period_s).items():
-        if not timer.fits(point := DecodePoint(batch, MEAN_CONTEXT)):
-            continue
-        alone_s = median(of_engine.measure(point) for _ in range(grid.repeat))
-        between[batch] = max(0.0, served_s - alone_s)
-    points = [DecodePoint(batch, min(grid.decode_context)) for batch in grid.few_some_many]
-    launches = {p.batch: of_engine.launch_s(p.batch, p.context) for p in points if timer.fits(p)}
-    return content | {"launch": _by_batch(launches), "between": _by_batch(between)}
+        if timer.fits(point := DecodePoint(batch, MEAN_CONTEXT)):
+            alone_s = median(timer.measure(point) for _ in range(repeat))
+            between[batch] = max(0.0, served_s - alone_s)
+    return between
 
 
 def _by_batch(seconds: Mapping[int, float]) -> list[dict[str, Any]]:
