@@ -138,6 +138,29 @@ def test_a_plan_says_costs_and_losses_and_is_drawn(
     assert "the GPUs are rates" in capfd.readouterr().err
 
 
+def test_the_nearest_design_is_shown_and_drawn_where_none_meets_the_objectives(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two GPUs in one worker come nearer to half a millisecond a token than two workers."""
+    config = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32}
+    config |= {"vocab_size": 151_936, "intermediate_size": 9728, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    output, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+    words = ["--gpus", "2", "--gpu", "h200", "--model", str(tmp_path), "--lengths", "500:50"]
+    words += ["--probe-requests", "50", "--slo", "ttft=1s,tpot=0.5ms"]
+    words += ["--output", str(output), "--plot", str(picture)]
+    assert main(["plan", *words]) == 1
+    plan = json.loads(output.read_text())
+    tpots = {found["name"]: found["at"]["tpot_p95_ms"] for found in plan["simulated"]}
+    assert tpots["1 mixed x2"] < 0.8 * tpots["2 mixed"]
+    assert plan["best"]["name"] == "1 mixed x2"
+    assert "the nearest is shown at the lowest: 1 mixed x2" in capfd.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    picture.unlink()
+    assert main(["plan", *words, "--price", "h100=3"]) == 1
+    assert not picture.exists(), "the file is of an earlier plan"
+
+
 @pytest.mark.parametrize("glued", ["-o", "-o="])
 def test_a_plan_is_drawn_from_a_path_that_follows_its_option_at_once(
     glued: str, tmp_path: Path

@@ -103,14 +103,24 @@ def plan(context: typer.Context) -> None:
     """Say which topology serves a workload best within objectives, by simulation."""
     from tasuki import _native
 
-    code = _until_interrupt(_native.run_plan, _with_model_config(context.args))
     picture, result = _value(context.args, "--plot"), _value(context.args, "--output", "-o")
-    if code == 0 and picture and result:
+    before = _changed_ns(result)
+    code = _until_interrupt(_native.run_plan, _with_model_config(context.args))
+    # A plan in which no design meets the objectives is written, too.
+    if picture and result and _changed_ns(result) != before:
         from tasuki.plot.command import draw
         from tasuki.plot.options import Options
 
         draw("plan", [result], Options(), Path(picture))
     raise typer.Exit(code)
+
+
+def _changed_ns(path: str | None) -> int:
+    """When a file was written last; 0: there is none."""
+    try:
+        return os.stat(path or "").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _until_interrupt(run: Callable[[list[str]], int], words: list[str]) -> int:

@@ -63,6 +63,23 @@ def test_the_front_and_the_chosen_design_are_drawn(tmp_path: Path) -> None:
     assert (ttft.guides[0].value, tpot.guides[0].value) == (1000.0, 50.0)
 
 
+def test_where_no_design_meets_the_objectives_the_nearest_is_drawn(tmp_path: Path) -> None:
+    far = design("2 mixed", probe(1.0, 4000.0, 100.0)) | {"rate": 0.0}
+    farther = design("1 prefill + 1 decode", probe(1.0, 9000.0, 90.0)) | {"rate": 0.0}
+    changes = {"simulated": [far, farther], "best": far, "expected": probe(1.0, 4100.0, 100.0)}
+    (figure,) = figures(
+        load([Source(write_plan(tmp_path / "p.json", **changes))]), Options(), "plan"
+    )
+    assert figure.title.endswith(": none meets the objectives, the nearest is 2 mixed, step 2048")
+    curves = {curve.name: curve.x for curve in figure.panels[0].curves}
+    assert curves == {
+        "Pareto front": (4000.0,),
+        "other designs": (9000.0,),
+        "nearest: 2 mixed, step 2048": (4100.0,),
+    }
+    assert figure.panels[0].guides[0].value == 1000.0
+
+
 def test_steps_of_prefill_workers_are_named_first(tmp_path: Path) -> None:
     own = design("1 prefill + 1 decode", probe(2.0, 150.0, 9.0))
     own["design"]["prefill_max_batched_tokens"] = 8192

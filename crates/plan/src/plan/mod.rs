@@ -170,8 +170,8 @@ fn text(plan: &Plan, took_s: f64) -> String {
     if plan.best.rate <= 0.0 {
         let _ = writeln!(
             text,
-            "\nno design meets the objectives at any rate that was tried; the first one is shown at \
-             the lowest: {} ({})",
+            "\nno design meets the objectives at any rate that was tried; the nearest is shown at the \
+             lowest: {} ({})",
             plan.best.name, plan.best.binds
         );
         expected(&mut text, "  it would", &plan.expected);

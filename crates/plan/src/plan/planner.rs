@@ -167,7 +167,7 @@ impl<'a> Planner<'a> {
     pub fn plan(&mut self) -> Result<Plan, SimulateError> {
         let (mut simulated, designs) = self.search()?;
         simulated.sort_by(|a, b| b.rate.total_cmp(&a.rate));
-        let best = simplest(&simulated, self.precision()).ok_or(SimulateError::NoSteps)?;
+        let best = self.simplest(&simulated).ok_or(SimulateError::NoSteps)?;
         let colocated = |found: &&Found| found.design.is_colocated();
         let best_colocated = simulated.iter().find(colocated).cloned();
         let logged = self.log.as_ref().and_then(Logged::arrival_rate);
@@ -345,24 +345,35 @@ impl<'a> Planner<'a> {
         }
         Ok(losses)
     }
-}
 
-/// Of the designs that are the best as far as the search can tell, the one with the fewest kinds
-/// of workers, then the smallest ones, then steps of one size, then roles that are preferences: a
-/// worker that is left alone serves on. `found`: the highest rate first.
-fn simplest(found: &[Found], precision: f64) -> Option<Found> {
-    let equal_s = found.first()?.rate / precision;
-    let equal = found.iter().filter(|f| f.rate >= equal_s);
-    equal
-        .min_by_key(|f| {
-            let own_steps = f.design.prefill_max_batched_tokens.is_some();
-            let design = &f.design;
-            (
-                design.roles(),
-                design.widest(),
-                own_steps,
-                design.strict_roles,
-            )
-        })
-        .cloned()
+    /// Of the designs that are the best as far as the search can tell, the one with the fewest
+    /// kinds of workers, then the smallest ones, then steps of one size, then roles that are
+    /// preferences: a worker that is left alone serves on. Where none meets the objectives, the
+    /// nearest are the best. `found`: the highest rate first.
+    fn simplest(&self, found: &[Found]) -> Option<Found> {
+        let meets = found.first()?.rate > 0.0;
+        let score = |f: &Found| if meets { f.rate } else { self.nearness(f) };
+        let most = found.iter().map(score).fold(0.0, f64::max);
+        let equal = found.iter().filter(|f| score(f) >= most / self.precision());
+        equal
+            .min_by_key(|f| {
+                let own_steps = f.design.prefill_max_batched_tokens.is_some();
+                let design = &f.design;
+                (
+                    design.roles(),
+                    design.widest(),
+                    own_steps,
+                    design.strict_roles,
+                )
+            })
+            .cloned()
+    }
+
+    /// An objective as a share of what 95% of the requests see, of the one that is missed by more.
+    fn nearness(&self, found: &Found) -> f64 {
+        let ttft = found.at.ttft_p95_ms / (1e3 * self.limits.ttft_s);
+        let tpot = found.at.tpot_p95_ms / (1e3 * self.limits.tpot_s);
+        // Not a number where nothing was answered.
+        (1.0 / ttft.max(tpot)).max(0.0)
+    }
 }

@@ -30,7 +30,7 @@ def _figure(plan: Plan, options: Options, suffix: str) -> Figure:
     limits = limits_ms((), options) or dict(plan.slo_ms)
     return Figure(
         name=f"plan{suffix}",
-        title=f"Designs for {plan.label}: {plan.best}",
+        title=f"Designs for {plan.label}: {_chosen(plan)}",
         subtitle=plan.steps.partition(";")[0],
         panels=tuple(_panel(plan, metric, limits.get(metric)) for metric in _METRICS),
         columns=2,
@@ -39,6 +39,16 @@ def _figure(plan: Plan, options: Options, suffix: str) -> Figure:
             f" in both. SLO: {slo_text(limits)}."
         ),
     )
+
+
+def _meets(plan: Plan) -> bool:
+    return any(design.rate > 0 for design in plan.designs)
+
+
+def _chosen(plan: Plan) -> str:
+    if _meets(plan):
+        return plan.best
+    return f"none meets the objectives, the nearest is {plan.best}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,7 @@ def _panel(plan: Plan, metric: str, limit: float | None) -> Panel:
         for design in plan.designs
         for seen in design.points
         if (latency := _latency(seen, metric)) is not None
-        and (limit is None or latency <= _IN_SIGHT * limit)
+        and (limit is None or not _meets(plan) or latency <= _IN_SIGHT * limit)
     ]
     front = _front(points)
     others = [point for point in points if point not in front]
@@ -69,7 +79,8 @@ def _panel(plan: Plan, metric: str, limit: float | None) -> Panel:
             for seen in (plan.expected,)
             if (latency := _latency(seen, metric)) is not None
         ]
-        curves.append(_curve(f"chosen: {plan.best}", at, _CHOSEN, line=False))
+        name = "chosen" if _meets(plan) else "nearest"
+        curves.append(_curve(f"{name}: {plan.best}", at, _CHOSEN, line=False))
     guides = (Guide("x", limit, f"SLO {number(limit)} ms"),) if limit else ()
     return Panel(
         Axis(_METRICS[metric], from_zero=True),
