@@ -124,7 +124,8 @@ pub struct HardwareArgs {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_model_len: Option<u32>,
 
-    /// Tokens in one step.
+    /// Tokens in one step; of a plan, the only size that it tries [default: a worker's; tasuki plan
+    /// tries several].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_batched_tokens: Option<u32>,
 
@@ -175,7 +176,7 @@ pub struct HardwareArgs {
 
 impl HardwareArgs {
     /// The limits of a worker that are given and that `tasuki serve` has by the same name, but for the
-    /// size of a step, which a plan varies.
+    /// size of a step, which is part of a design.
     pub fn given(&self) -> Vec<(&'static str, u32)> {
         let limits = [
             ("--block-size", self.block_size),

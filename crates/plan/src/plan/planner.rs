@@ -21,7 +21,7 @@ use crate::replay::Logged;
 
 /// Of the file.
 const SCHEMA: &str = "tasuki.plan/1";
-/// Step sizes that are tried for the best designs.
+/// Step sizes that are tried for the best designs, where none was given.
 const STEP_TOKENS: [u32; 3] = [1_024, 2_048, 8_192];
 /// Designs whose step sizes are varied.
 const REFINED: usize = 2;
@@ -47,6 +47,8 @@ pub struct Planner<'a> {
     pub(super) conversations: Conversations,
     /// As `--itl-target-ms` says, 0 where steps have no bound; `None`: it follows from the objectives.
     step_target_s: Option<f64>,
+    /// See [`STEP_TOKENS`].
+    step_tokens: &'static [u32],
     /// See [`Start::given`].
     given: Vec<(&'static str, u32)>,
     /// Requests of the workload's file. `None`: the workload has no end.
@@ -143,6 +145,10 @@ impl<'a> Planner<'a> {
             conversations,
             file_requests,
             step_target_s: args.hardware.itl_target_ms.map(|ms| ms / 1e3),
+            step_tokens: match args.hardware.max_batched_tokens {
+                Some(_) => &[],
+                None => &STEP_TOKENS,
+            },
             given: args.hardware.given(),
             log,
         })
@@ -263,8 +269,8 @@ impl<'a> Planner<'a> {
         refined.extend(found.iter().find(|f| f.design.is_colocated()).cloned());
         let all = found.clone();
         for base in &refined {
-            for size in STEP_TOKENS.into_iter().filter(|size| *size != default) {
-                self.resize(base, base.design.sized(size, None), &mut found)?;
+            for size in self.step_tokens.iter().filter(|size| **size != default) {
+                self.resize(base, base.design.sized(*size, None), &mut found)?;
             }
         }
         // The best of these sizes is tried for all: else a design could win by its size alone.
@@ -278,7 +284,7 @@ impl<'a> Planner<'a> {
         // Prefill workers need not share the size that suits decodes.
         let split = found.iter().filter(|f| f.design.is_split()).max_by(better);
         if let Some(base) = split.cloned() {
-            for size in STEP_TOKENS.into_iter().chain([default]) {
+            for size in self.step_tokens.iter().copied().chain([default]) {
                 let design = base
                     .design
                     .sized(base.design.max_batched_tokens, Some(size));

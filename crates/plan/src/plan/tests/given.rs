@@ -1,6 +1,6 @@
 //! What a plan was made with is in what starts it.
 
-use super::plan;
+use super::{plan, plan_of};
 
 #[test]
 fn limits_that_were_planned_with_are_in_the_command_and_the_values() {
@@ -22,4 +22,19 @@ fn limits_that_were_planned_with_are_in_the_command_and_the_values() {
     // `tasuki serve` has defaults of its own.
     let command = plan(&words).command;
     assert!(!command.contains("--block-size"), "{command}");
+}
+
+#[test]
+fn a_size_of_steps_that_is_given_is_the_only_one_that_is_tried() {
+    let words = ["--gpus", "2", "--lengths", "500:50", "--designs", "2"];
+    let short = ["--probe-requests", "50", "--no-variations"];
+    let sizes = |more: &[&str]| -> Vec<String> {
+        let found = plan_of(&[&words[..], &short, more].concat()).simulated;
+        let mut sizes: Vec<_> = found.iter().map(|f| f.design.steps()).collect();
+        sizes.sort();
+        sizes.dedup();
+        sizes
+    };
+    assert_eq!(sizes(&["--max-batched-tokens", "512"]), ["512"]);
+    assert!(sizes(&[]).len() > 3);
 }
