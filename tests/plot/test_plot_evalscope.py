@@ -40,6 +40,14 @@ def test_a_run_of_an_earlier_version_is_in_seconds() -> None:
     assert run.itl.median == pytest.approx(4.7) and run.e2e.mean == pytest.approx(553.9)
 
 
+def test_a_mean_has_the_unit_of_its_own_name(tmp_path: Path) -> None:
+    folder = shutil.copytree(FIXTURES / "evalscope_old", tmp_path / "run")
+    (folder / "benchmark_percentile.json").unlink()
+    run = only(folder)
+    assert (run.ttft.mean, run.ttft.median) == (pytest.approx(64.1), None)
+    assert run.e2e.mean == pytest.approx(553.9)
+
+
 def write_database(path: Path, gaps: str = "[0.01, 0.02]") -> None:
     """The table as evalscope makes it; texts are there, and are not read."""
     columns = (

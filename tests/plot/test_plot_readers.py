@@ -91,6 +91,16 @@ def test_vllm_without_details_and_with_a_label() -> None:
     assert (run.label, run.load.text, run.requests, run.timed) == ("tp2", "4/s", (), False)
 
 
+def test_the_goodput_of_earlier_versions_of_vllm(tmp_path: Path) -> None:
+    data = json.loads((FIXTURES / "vllm" / "plain.json").read_text())
+    data["request_goodput:"] = data.pop("request_goodput")
+    (tmp_path / "old.json").write_text(json.dumps(data))
+    assert only(tmp_path / "old.json").goodput == 0.5
+    data["request_goodput"] = 0.0
+    (tmp_path / "old.json").write_text(json.dumps(data))
+    assert only(tmp_path / "old.json").goodput == 0.0
+
+
 def test_sglang_one_run_a_line() -> None:
     first, second = read(FIXTURES / "sglang").runs
     assert (first.tool, first.label) == ("sglang", "sglang")

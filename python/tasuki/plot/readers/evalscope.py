@@ -35,6 +35,8 @@ _KEYS = {
     "output_tokens": ("Avg Output Tokens", "Average output tokens per request"),
     "output_per_s": ("Output Throughput (tok/s)", "Output token throughput (tok/s)"),
     "total_per_s": ("Total Throughput (tok/s)", "Total token throughput (tok/s)"),
+}
+_MEANS = {
     "ttft": ("TTFT (ms)", "Average time to first token (s)"),
     "tpot": ("TPOT (ms)", "Average time per output token (s)"),
     "itl": ("ITL (ms)", "Average inter-token latency (s)"),
@@ -84,7 +86,7 @@ def read(path: Path, objects: list[dict[str, Any]], label: str) -> Iterator[Run]
         fields = Fields(path, data)
         percentiles = _percentiles(path.parent / PARTS[0])
         known = {name: _value(fields, keys) for name, keys in _KEYS.items()}
-        stats = {name: _stats(name, known[name], percentiles) for name in _PERCENTILES}
+        stats = {name: _stats(fields, name, percentiles) for name in _PERCENTILES}
         arguments = _json(path.parent / PARTS[1])
         model = arguments.get("model") if isinstance(arguments, dict) else ""
         if known["output_per_s"] is None:
@@ -146,20 +148,27 @@ def _percentiles(path: Path) -> list[Fields]:
     return [Fields(path, row, f"[{i}]") for i, row in enumerate(rows)]
 
 
-def _stats(name: str, mean: float | None, percentiles: list[Fields]) -> Stats:
+def _stats(fields: Fields, name: str, percentiles: list[Fields]) -> Stats:
     """In milliseconds; a mean of -1, or of 0, is not known."""
-    to_ms = 1.0
     values: dict[str, float] = {}
     for row in percentiles:
         place = _ROWS.get(row.text("Percentiles"))
-        for key in _PERCENTILES[name]:
-            value = row.number(key) if key in row.data else None
-            to_ms = 1e3 if key.endswith("(s)") and key in row.data else to_ms
-            if place is not None and value is not None:
-                values[place] = value * to_ms
+        value = _milliseconds(row, _PERCENTILES[name])
+        if place is not None and value is not None:
+            values[place] = value
+    mean = _milliseconds(fields, _MEANS[name])
     if mean is not None and mean > 0:
-        values["mean"] = mean * (1e3 if name == "e2e" else to_ms)
+        values["mean"] = mean
     return Stats(**values)
+
+
+def _milliseconds(fields: Fields, keys: tuple[str, ...]) -> float | None:
+    """A time, whose unit its key says."""
+    for key in keys:
+        if key in fields.data:
+            value = fields.number(key)
+            return None if value is None else value * (1e3 if key.endswith("(s)") else 1.0)
+    return None
 
 
 def _requests(path: Path) -> Iterator[Request]:

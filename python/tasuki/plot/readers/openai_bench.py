@@ -34,6 +34,9 @@ _VLLM = _Tool("vllm", "total_token_throughput", "e2el", "label", "model_id")
 _SGLANG = _Tool("sglang", "total_throughput", "e2e_latency", "tag", "")
 
 
+_GOODPUT = "request_goodput"  # earlier versions of vLLM have a colon after it
+
+
 def _tool(first: dict[str, Any]) -> _Tool | None:
     if "mean_ttft_ms" not in first:
         return None
@@ -94,7 +97,7 @@ def _run(fields: Fields, tool: _Tool, label: str) -> Run:
         input_throughput=divide(fields.number("total_input_tokens"), duration_s),
         output_throughput=fields.need("output_throughput"),
         total_throughput=fields.number(tool.total_throughput),
-        goodput=fields.number("request_goodput"),
+        goodput=fields.number(_GOODPUT if _GOODPUT in fields.data else _GOODPUT + ":"),
         ttft=fields.stats("{}_ttft_ms"),
         ttst=stats("ttst"),
         tpot=fields.stats("{}_tpot_ms"),
