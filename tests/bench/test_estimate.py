@@ -23,6 +23,9 @@ from tasuki.bench.sweep_state import SweepState
         ({"request-rate": 2, "duration-s": 30}, 35.0),
         ({"request-rate": 2, "num-requests": 600, "duration-s": 30}, 35.0),
         ({"max-concurrency": 4, "duration-s": 30}, 35.0),
+        # A rate is that of conversations, and each of them has several requests.
+        ({"request-rate": 2, "num-requests": 240, "workload": "multi-turn"}, 35.0),
+        ({"request-rate": 2, "num-requests": 180, "workload": "multi-turn", "turns": 3}, 35.0),
         ({"max-concurrency": 4}, None),
         ({"request-rate": "inf", "num-requests": 60}, None),
         ({"request-rate": "many"}, None),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.bench.plan import Goal, Load, Plan
+from tasuki.bench.plan import Goal, Load, Plan, turns
 from tasuki.bench.sweep_state import DONE, SweepState
 
 START_S = 20.0  # of a small model on a CPU; large ones take minutes
@@ -49,7 +49,8 @@ def load_s(work: Load | Goal) -> float | None:
     try:
         limit_s = float(options["duration-s"]) if "duration-s" in options else None
         rate = float(options.get("request-rate", "inf"))
-        arrivals_s = float(options.get("num-requests", _DEFAULT_REQUESTS)) / rate
+        arrivals = float(options.get("num-requests", _DEFAULT_REQUESTS)) / turns(options)
+        arrivals_s = arrivals / rate
     except (TypeError, ValueError, ZeroDivisionError):
         return None
     if arrivals_s > 0.0 and ("num-requests" in options or limit_s is None):

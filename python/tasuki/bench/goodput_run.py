@@ -18,9 +18,7 @@ from tasuki.bench.goodput import (
     next_rate,
 )
 from tasuki.bench.header import header
-from tasuki.bench.plan import PROBE_SEED, Goal, Point
-
-_TURNS = 4  # of `tasuki bench serve --workload multi-turn` without --turns
+from tasuki.bench.plan import PROBE_SEED, Goal, Point, turns
 
 RunProbe = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Runs `tasuki bench serve` with these options and gives its result."""
@@ -108,7 +106,7 @@ def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> F
             how_much = {
                 "slo": goal.slo,
                 "request-rate": rate,
-                "num-requests": goal.search.requests(rate * _turns(goal.options), look),
+                "num-requests": goal.search.requests(rate * turns(goal.options), look),
                 "seed": PROBE_SEED + next(runs),
             }
             try:
@@ -128,13 +126,6 @@ def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> F
                 break
         probes.append(probe)
     return Found(goal.search, tuple(probes), slo, workload)
-
-
-def _turns(options: Mapping[str, Any]) -> int:
-    """Requests that come of each arrival: a rate is that of first turns."""
-    if options.get("workload") != "multi-turn":
-        return 1
-    return int(options.get("turns", _TURNS))
 
 
 def _probe(settings: SearchSettings, rate: float, result: Mapping[str, Any]) -> Probe:

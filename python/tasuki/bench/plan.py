@@ -31,6 +31,7 @@ HOW_MUCH = frozenset(
         "slo",
     )
 )
+_TURNS = 4  # of `tasuki bench serve --workload multi-turn` without --turns
 # Seeds of warm-ups and probes, away from those of loads: no prompt may come twice.
 WARMUP_SEED = 1 << 33
 PROBE_SEED = 1 << 34
@@ -158,6 +159,13 @@ def _without_key(options: Mapping[str, Any]) -> dict[str, Any]:
 def load_seed(name: str) -> int:
     """A seed of 32 bits that depends on the load's name only, not on its neighbours."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
+
+
+def turns(options: Mapping[str, Any]) -> int:
+    """Requests that come of each arrival: a rate is that of first turns."""
+    if options.get("workload") != "multi-turn":
+        return 1
+    return int(options.get("turns", _TURNS))
 
 
 def spread(name: str, options: Mapping[str, Any], each: Mapping[str, Sequence[Any]]) -> list[Load]:
