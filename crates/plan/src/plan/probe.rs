@@ -157,13 +157,13 @@ impl Planner<'_> {
     fn config(&self, design: &Design) -> Result<Config, SimulateError> {
         let mut workers = Vec::new();
         let mut network = None;
-        let mut gpus = 0;
+        let mut hosts = design.hosts(self.gpus_per_host).into_iter();
         for (part, role) in [
             (design.prefill, Role::Prefill),
             (design.decode, Role::Decode),
             (design.mixed, Role::Mixed),
         ] {
-            for _ in 0..part.workers {
+            for host in hosts.by_ref().take(part.workers as usize) {
                 let hardware = self.hardware_of(part.tensor_parallel)?;
                 network.get_or_insert((
                     hardware.network,
@@ -171,8 +171,7 @@ impl Planner<'_> {
                     hardware.kv_bytes_per_token,
                     hardware.handoff_s,
                 ));
-                workers.push(self.worker(hardware, role, design, gpus / self.gpus_per_host));
-                gpus += part.tensor_parallel;
+                workers.push(self.worker(hardware, role, design, host));
             }
         }
         let (network, message_s, kv_bytes_per_token, handoff_s) = network.unwrap_or_default();
