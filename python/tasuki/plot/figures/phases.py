@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from tasuki.plot.figures import timeline
 from tasuki.plot.figures.common import by_label, by_workload, described, number
@@ -57,13 +57,24 @@ def parts_ms(run: Run) -> list[tuple[int, str, float]]:
     """(colour, name, milliseconds) of each part; together the mean time to second token."""
     parts = []
     for color, name, key in _PARTS:
-        stats = run.phases.get(key)
-        if stats is not None and stats.mean:
-            parts.append((color, name, stats.mean))
+        mean = _mean_ms(run, key)
+        if mean:
+            parts.append((color, name, mean))
     rest = (run.ttst.mean or 0.0) - sum(value for _, _, value in parts)
     if rest > 0:
         parts.append((timeline.FIRST_TOKEN, "not accounted for", rest))
     return parts
+
+
+def _mean_ms(run: Run, key: str) -> float:
+    """Over all requests with a second token: of a phase that some have not, 0 counts for these.
+
+    A file without requests has the mean of those that have the phase.
+    """
+    counted = [r for r in run.requests if r.measured and r.latency_ms("ttst") is not None]
+    if not counted or key == "client_queue_ms":
+        return run.phases[key].mean or 0.0 if key in run.phases else 0.0
+    return fmean(request.phases_ms.get(key, 0.0) for request in counted)
 
 
 def _panel(
