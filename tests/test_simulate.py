@@ -173,6 +173,16 @@ def test_what_lies_between_steps_makes_every_token_later(tmp_path: Path) -> None
     assert tpot["with"] == pytest.approx(12.0, rel=1e-3)
 
 
+def test_a_result_says_how_many_workers_and_gpus_there_are(tmp_path: Path) -> None:
+    """As a sweep does, so that both are drawn for each GPU, or for each worker of a processor."""
+    of_cpu, output = steps_file(tmp_path / "steps.json"), tmp_path / "run.json"
+    workers = ["--prefill", "1", "--decode", "1", *LOAD, "--output", str(output)]
+    for source, gpus in ((["--steps", str(of_cpu)], 0), (["--rates", RATES], 2)):
+        assert _native.run_simulate([*source, *workers]) == 0
+        topology = json.loads(output.read_text())["topology"]
+        assert (topology["workers"], topology["gpus"]) == (2, gpus), source
+
+
 def test_steps_whose_measurement_was_interrupted_are_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

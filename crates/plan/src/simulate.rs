@@ -66,6 +66,8 @@ pub struct Simulated {
     pub run: Run,
     pub hardware: Hardware,
     pub topology: TopologyArgs,
+    /// GPUs of a worker; 0: they have none.
+    pub gpus_each: u32,
     pub last_due_s: f64,
 }
 
@@ -127,6 +129,10 @@ fn run(args: &SimulateArgs, command: &[String]) -> Result<usize, SimulateError> 
     };
     let simulated = Simulated {
         run: simulate(config, &mut clients),
+        gpus_each: match hardware.on_gpus {
+            true => args.hardware.tensor_parallel,
+            false => 0,
+        },
         hardware,
         topology: deployment.topology,
         last_due_s: clients.last_due.as_s(),
@@ -181,11 +187,7 @@ impl ResultFile<'_> {
         let Some(path) = &args.output.output else {
             return Ok(printed?);
         };
-        let gpus = args.hardware.gpu.as_ref();
-        let topology = topology(
-            &simulated.topology,
-            gpus.map_or(1, |_| args.hardware.tensor_parallel),
-        );
+        let topology = topology(&simulated.topology, simulated.gpus_each);
         let result = RunResult {
             schema: SCHEMA,
             kind: "serve",
@@ -268,13 +270,15 @@ fn topology(topology: &TopologyArgs, gpus: u32) -> Value {
         .filter(|(count, _)| *count > 0)
         .map(|(count, role)| format!("{count}{role}"))
         .collect();
+    let workers = prefill + decode + mixed;
     json!({
         "name": format!("{name} (simulated)"),
         "prefill": prefill,
         "decode": decode,
         "mixed": mixed,
         "strict_roles": topology.strict_roles,
-        "gpus": (prefill + decode + mixed) * gpus,
+        "workers": workers,
+        "gpus": workers * gpus,
     })
 }
 

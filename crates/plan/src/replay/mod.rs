@@ -121,9 +121,15 @@ pub fn replay(
         Some((then, run)) => (then.topology.clone(), run),
         None => (real.topology, first),
     };
+    let gpus_each = match (hardware.on_gpus, &args.hardware.gpu) {
+        (false, _) => 0,
+        (true, Some(_)) => args.hardware.tensor_parallel,
+        (true, None) => log.tensor_parallel(),
+    };
     let simulated = Simulated {
         run,
         hardware,
+        gpus_each,
         topology: deployment,
         last_due_s: log.span_s(),
     };
