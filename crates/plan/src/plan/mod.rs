@@ -187,8 +187,8 @@ fn text(plan: &Plan, took_s: f64) -> String {
             let more = 100.0 * (plan.best.rate / found.rate.max(1e-9) - 1.0);
             let _ = writeln!(
                 text,
-                "  {:.2} requests/s; the best has {more:+.0}%",
-                found.rate
+                "  {} requests/s; the best has {more:+.0}%",
+                per_s(found.rate)
             );
             expected(&mut text, "  expected", seen);
         }
@@ -217,8 +217,10 @@ fn text(plan: &Plan, took_s: f64) -> String {
         });
         let _ = writeln!(
             text,
-            "{}: {same} {}, {:.2} requests/s{gpus}",
-            variation.what, variation.best, variation.rate
+            "{}: {same} {}, {} requests/s{gpus}",
+            variation.what,
+            variation.best,
+            per_s(variation.rate)
         );
     }
     let _ = writeln!(text, "start it: {}", plan.command);
@@ -240,11 +242,11 @@ fn lost(text: &mut String, loss: &Loss, rate: f64) {
         None => writeln!(text, "without one {role} worker: nothing can be served"),
         Some(seen) => writeln!(
             text,
-            "without one {role} worker: {:.2} requests/s ({:+.0}%); at {:.2} requests/s {:.0}% meet the \
+            "without one {role} worker: {} requests/s ({:+.0}%); at {} requests/s {:.0}% meet the \
              objectives",
-            loss.rate,
+            per_s(loss.rate),
             100.0 * (loss.rate / rate.max(1e-9) - 1.0),
-            seen.rate,
+            per_s(seen.rate),
             100.0 * seen.attainment,
         ),
     };
@@ -255,11 +257,11 @@ fn row(text: &mut String, found: &Found) {
     let pair = |low, high| format!("{} / {}", ms(low, 1), ms(high, 1));
     let _ = writeln!(
         text,
-        "{:<38} {:>9} {:>9.2} {:>9.2} {:>18} {:>18} {:>5.0}%",
+        "{:<38} {:>9} {:>9} {:>9} {:>18} {:>18} {:>5.0}%",
         found.name,
         found.design.steps(),
-        found.estimated_rate,
-        found.rate,
+        per_s(found.estimated_rate),
+        per_s(found.rate),
         pair(at.ttft_p50_ms, at.ttft_p95_ms),
         pair(at.tpot_p50_ms, at.tpot_p95_ms),
         100.0 * at.split,
@@ -269,16 +271,25 @@ fn row(text: &mut String, found: &Found) {
 fn expected(text: &mut String, what: &str, seen: &Seeing) {
     let _ = writeln!(
         text,
-        "{what} at {:.2} requests/s: {:.0}% meet the objectives, goodput {:.2}; TTFT p50 {}, \
-         p95 {} ms; TPOT p50 {}, p95 {} ms",
-        seen.rate,
+        "{what} at {} requests/s: {:.0}% meet the objectives, goodput {}; TTFT p50 {}, p95 {} ms; \
+         TPOT p50 {}, p95 {} ms",
+        per_s(seen.rate),
         100.0 * seen.attainment,
-        seen.goodput,
+        per_s(seen.goodput),
         ms(seen.ttft_p50_ms, 1),
         ms(seen.ttft_p95_ms, 1),
         ms(seen.tpot_p50_ms, 2),
         ms(seen.tpot_p95_ms, 2),
     );
+}
+
+/// Requests a second: two digits after the point, and three that count where there is less than one.
+fn per_s(rate: f64) -> String {
+    let digits = match rate > 0.0 && rate < 1.0 {
+        true => (2.0 - rate.log10().floor()).min(9.0) as usize,
+        false => 2,
+    };
+    format!("{rate:.digits$}")
 }
 
 /// Milliseconds, with so many digits after the point. Answers of one token have no TPOT.

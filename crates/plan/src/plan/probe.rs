@@ -8,6 +8,7 @@ use tasuki_sim::{Clients, Config, Outcome, Run, WorkerConfig, simulate};
 
 use super::design::Design;
 use super::lengths::Conversations;
+use super::per_s;
 use super::planner::Planner;
 use super::until_missed::UntilMissed;
 use crate::clients::BenchClients;
@@ -240,8 +241,9 @@ impl Planner<'_> {
         match (log.rate(), log.arrival_rate()) {
             _ if self.goal.request_rate.is_some() => {}
             (Some(served), Some(all)) if all > served => notes.push(format!(
-                "{served:.2} requests/s of the log were answered, {all:.2} came: the plan expects \
-                 all"
+                "{} requests/s of the log were answered, {} came: the plan expects all",
+                per_s(served),
+                per_s(all),
             )),
             (Some(_), _) => {}
             (None, _) => notes.push(

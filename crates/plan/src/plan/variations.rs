@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::per_s;
 use super::planner::Planner;
 use super::probe::Found;
 use crate::error::SimulateError;
@@ -78,7 +79,7 @@ impl Planner<'_> {
         let each = best.rate / f64::from(best.design.gpus());
         let needs_gpus = (rate / each).ceil();
         Ok(Variation {
-            what: format!("load doubled, {rate:.2} requests/s"),
+            what: format!("load doubled, {} requests/s", per_s(rate)),
             best: if same { &best.name } else { &most.name }.clone(),
             rate: if same { kept } else { goodput },
             changes: !same,

@@ -1,6 +1,6 @@
 //! What a plan was made with is in what starts it.
 
-use super::{plan, plan_of};
+use super::{plan, plan_of, plan_text};
 
 #[test]
 fn limits_that_were_planned_with_are_in_the_command_and_the_values() {
@@ -37,4 +37,12 @@ fn a_size_of_steps_that_is_given_is_the_only_one_that_is_tried() {
     };
     assert_eq!(sizes(&["--max-batched-tokens", "512"]), ["512"]);
     assert!(sizes(&[]).len() > 3);
+}
+
+#[test]
+fn a_rate_below_one_keeps_three_digits() {
+    let words = ["--lengths", "500:50", "--request-rate", "0.00125"];
+    let text = plan_text(&words);
+    assert!(text.contains("at 0.00125 requests/s"), "{text}");
+    assert!(text.contains("goodput 0.00125;"), "{text}");
 }
