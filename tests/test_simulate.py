@@ -110,6 +110,21 @@ def test_numbers_that_mean_nothing_are_refused(
     assert "it must be a number" in printed
 
 
+def test_the_ramp_of_a_run_is_not_measured(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As `tasuki bench serve` has it."""
+    output = tmp_path / "run.json"
+    words = ["--rates", RATES, "--lengths", "500:50", "--arrival", "closed", "--ramp-s", "5"]
+    words += ["--max-concurrency", "8", "--output", str(output)]
+    assert _native.run_simulate([*words, "--duration-s", "20"]) == 0
+    window = json.loads(output.read_text())["window"]
+    assert window["begin_s"] == 5.0 and window["excluded_requests"] > 0
+    capfd.readouterr()
+    assert _native.run_simulate([*words, "--duration-s", "4"]) == 1
+    assert "--ramp-s is 5, but the last request comes after 3." in capfd.readouterr().err
+
+
 def test_a_run_that_ends_before_it_settles_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert _native.run_simulate(["--rates", RATES, *LOAD, "--settle-s", "100"]) == 1
     printed = capfd.readouterr().err

@@ -117,10 +117,14 @@ pub enum SimulateError {
     )]
     NoGaps { path: PathBuf, count: usize },
     #[error(
-        "--settle-s is {settle_s}, but the last request comes after {last_s:.2} s: give less, or \
+        "{option} is {from_s}, but the last request comes after {last_s:.2} s: give less, or \
          send more requests (--num-requests)"
     )]
-    Settle { settle_s: f64, last_s: f64 },
+    Settle {
+        option: &'static str,
+        from_s: f64,
+        last_s: f64,
+    },
     #[error("--fault {given:?}: {reason}")]
     Fault { given: String, reason: String },
     #[error(

@@ -73,13 +73,27 @@ pub struct Simulated {
 
 impl Simulated {
     fn summary(&self, args: &SimulateArgs) -> Result<(Vec<Record>, Summary), SimulateError> {
+        // As of `tasuki bench serve`.
+        let from = [
+            ("--settle-s", args.output.settle_s),
+            (
+                "--ramp-s",
+                args.arrival.ramp_s.filter(|ramp_s| *ramp_s > 0.0),
+            ),
+        ];
+        let given = from.into_iter().filter_map(|(name, s)| Some((name, s?)));
+        let from = given.max_by(|a, b| a.1.total_cmp(&b.1));
         let last_s = self.last_due_s;
-        if let Some(settle_s) = args.output.settle_s.filter(|from_s| *from_s >= last_s) {
-            return Err(SimulateError::Settle { settle_s, last_s });
+        if let Some((option, from_s)) = from.filter(|(_, from_s)| *from_s >= last_s) {
+            return Err(SimulateError::Settle {
+                option,
+                from_s,
+                last_s,
+            });
         }
         let records = records(&self.run);
         let measuring = Measuring {
-            steady_s: args.output.settle_s.map(|from_s| (from_s, self.last_due_s)),
+            steady_s: from.map(|(_, from_s)| (from_s, last_s)),
             slo: args.output.slo.as_ref(),
             paced: false,
         };
