@@ -78,7 +78,9 @@ def test_a_script_of_the_checkout_is_named_by_its_path(monkeypatch: pytest.Monke
 def test_no_key_gets_into_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     said = ["--api-key", "K1", "--api-key=K2", "--header", "X:K3", "--seed", "1"]
     loads = ["--load", "a --api-key K4 --seed 2", "--load=b --header='X: K5'", "--load", "c -k '"]
-    monkeypatch.setattr(sys, "argv", ["/bin/tasuki", "bench", "sweep", *said, *loads])
+    each = ["--each", "api_key=K6,K7", "--each=header=X:K8", "--each", "seed=1,2"]
+    monkeypatch.setattr(sys, "argv", ["/bin/tasuki", "bench", "sweep", *said, *loads, *each])
     hidden = ["--api-key", "***", "--api-key=***", "--header", "***", "--seed", "1"]
     shown = ["--load", "a --api-key '***' --seed 2", "--load=b '--header=***'", "--load", "***"]
+    shown += ["--each", "api_key=***", "--each=header=***", "--each", "seed=1,2"]
     assert provenance.own_command() == ["tasuki", "bench", "sweep", *hidden, *shown]

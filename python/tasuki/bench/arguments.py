@@ -10,6 +10,7 @@ from typing import Any
 _SECRET = frozenset(("--api-key", "--header"))  # as in crates/bench/src/run.rs
 _HIDDEN = "***"
 _LOAD = "--load"  # its value has options of `tasuki bench serve`
+_EACH = "--each"  # NAME=VALUES of such an option
 
 
 def flag(name: str) -> str:
@@ -51,10 +52,12 @@ def words_without_secrets(said: Iterable[str]) -> list[str]:
 
 def _shown(before: str, word: str) -> str:
     option, equals, value = word.partition("=")
-    if equals and option in _SECRET | {_LOAD}:
+    if equals and option in _SECRET | {_LOAD, _EACH}:
         return f"{option}={_shown(option, value)}"
     if before in _SECRET:
         return _HIDDEN
+    if before == _EACH and equals and is_secret(option):
+        return f"{option}={_HIDDEN}"
     if before != _LOAD:
         return word
     try:
