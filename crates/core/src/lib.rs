@@ -24,5 +24,5 @@ pub use cost::{
 pub use failure::{FailureKind, Retry};
 pub use ids::{Identity, KvDomain, ModelId, Role, WorkerId};
 pub use mix::mix;
-pub use request::{RequestView, Warm};
+pub use request::{Indivisible, RequestView, Warm};
 pub use worker::{Capacity, Health, Outstanding, ReportedLoad, WorkerView};

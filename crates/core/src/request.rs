@@ -1,5 +1,7 @@
 //! A request as a placement decision sees it.
 
+use std::fmt;
+
 use crate::{Chunks, Identity, ModelId, WorkerId};
 
 /// By which prompts that begin alike are known.
@@ -30,10 +32,35 @@ pub struct RequestView {
     pub prefix: u64,
     /// Of the prompt, for who holds its beginning.
     pub chunks: Chunks,
-    /// Do not split, if roles allow: handoffs of this request failed before, or it has none.
+    /// Do not split, if roles allow: handoffs of this request failed before, or it is indivisible.
     pub keep_whole: bool,
+    /// Why it has no handoff by ticket, if it has none.
+    pub indivisible: Option<Indivisible>,
     /// In the router, for a worker with room.
     pub waited: bool,
+}
+
+/// What of a request two workers cannot serve, one can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Indivisible {
+    /// They are known where the prompt is computed, and the answer there is not the client's.
+    PromptLogprobs,
+    /// The one token of prefill is no whole call.
+    ForcedCall,
+    /// A handoff is of one sequence.
+    Sequences,
+}
+
+impl fmt::Display for Indivisible {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PromptLogprobs => {
+                "log probabilities of the prompt (prompt_logprobs, or echo with logprobs)"
+            }
+            Self::ForcedCall => "a tool_choice that forces a call",
+            Self::Sequences => "several choices or prompts",
+        })
+    }
 }
 
 /// Tokens of a prompt that a worker need not compute.
@@ -59,6 +86,7 @@ impl RequestView {
             prefix: 0,
             chunks: Chunks::default(),
             keep_whole: false,
+            indivisible: None,
             waited: false,
         }
     }

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use tasuki_core::Identity;
+use tasuki_core::{Identity, Indivisible};
 
 /// Content of any type, shared.
 #[derive(Clone)]
@@ -46,8 +46,8 @@ pub struct OpaqueRequest {
     pub sequences: u32,
     /// Only workers of this identity can take it; `None`: all of the model.
     pub bound_to: Option<Identity>,
-    /// It is not split, if roles allow.
-    pub keep_whole: bool,
+    /// Why it has no handoff by ticket, if it has none.
+    pub indivisible: Option<Indivisible>,
     /// It goes on with an answer that has begun, so it waits for workers as an accepted request does.
     pub resumes: bool,
 }

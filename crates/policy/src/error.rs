@@ -1,6 +1,6 @@
 //! Why a request cannot be placed.
 
-use tasuki_core::Role;
+use tasuki_core::{Indivisible, Role};
 
 /// No worker, or no pair of workers, can take the request now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -50,6 +50,13 @@ pub enum NoPlacement {
     NoRole { role: Role },
     #[error("no prefill worker and decode worker between which the request's KV can move are up")]
     NoPair,
+    /// Of requests that these workers cannot hand over. `for_good`: waiting does not help.
+    #[error(
+        "requests with {why} are not split between these workers, and no worker that may serve \
+         them alone is up: leave it out, or have the operator add a worker without a role or start \
+         the router without --strict-roles"
+    )]
+    NoHandoff { why: Indivisible, for_good: bool },
 }
 
 impl NoPlacement {
@@ -60,6 +67,7 @@ impl NoPlacement {
             NoPlacement::TooLarge { .. }
                 | NoPlacement::TooManyChoices { .. }
                 | NoPlacement::CannotResume
+                | NoPlacement::NoHandoff { for_good: true, .. }
         )
     }
 

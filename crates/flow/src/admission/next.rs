@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tasuki_core::Forecast;
+use tasuki_policy::NoPlacement;
 
 use super::{AdmissionConfig, EntrantId, Line};
 use crate::FleetState;
@@ -35,10 +36,12 @@ impl Line {
                     if now.saturating_sub(since) >= config.recover {
                         return Some((waiting.id, None));
                     }
-                    if !reason.is_limit() {
-                        return None;
+                    match reason {
+                        // Others have one.
+                        NoPlacement::NoHandoff { .. } => {}
+                        reason if reason.is_limit() => too_large = Some(size),
+                        _ => return None,
                     }
-                    too_large = Some(size);
                 }
             }
         }

@@ -268,10 +268,10 @@ impl Machine {
         let prompt_tokens = prompt.saturating_add(base);
         let max_tokens = self.sampling.max_tokens.saturating_sub(base);
         let choices = u32::try_from(self.unfinished(group).len()).unwrap_or(u32::MAX);
-        let (least_tokens, choices, whole) = match &self.opaque {
-            None => (1, choices, false),
+        let (least_tokens, choices, indivisible) = match &self.opaque {
+            None => (1, choices, None),
             // A worker that only prefills cannot answer it alone, however short the answer.
-            Some(opaque) => (2, opaque.sequences, opaque.keep_whole),
+            Some(opaque) => (2, opaque.sequences, opaque.indivisible),
         };
         let state = &self.groups[group];
         let lost = state.retries.kv_losses >= self.config.whole_after_kv_losses;
@@ -286,7 +286,8 @@ impl Machine {
             })),
             avoid: state.avoid.clone(),
             chunks: self.chunks.clone(),
-            keep_whole: whole || lost,
+            keep_whole: lost || indivisible.is_some(),
+            indivisible,
             ..RequestView::new(prompt_tokens, max_tokens.max(least_tokens))
                 .keyed(&self.tenant, &self.prompt)
         }

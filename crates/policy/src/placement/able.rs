@@ -1,6 +1,6 @@
 //! What one request costs on the workers of a group.
 
-use tasuki_core::{HandoffKind, KvDomain, Load, Price, RequestView, Role};
+use tasuki_core::{HandoffKind, Indivisible, KvDomain, Load, Price, RequestView, Role};
 
 use super::Choosing;
 use super::index::{Group, Kind, WorkerIndex};
@@ -104,6 +104,28 @@ pub fn no_placement(
     } else if request.max_tokens > 1 && !able.iter().any(|able| able.may_decode) {
         missing(Role::Decode, Kind::may_decode)
     } else {
-        NoPlacement::NoPair
+        no_handoff(index, able, request, how).unwrap_or(NoPlacement::NoPair)
     }
+}
+
+/// If workers could hand over other requests, but not this one.
+fn no_handoff(
+    index: &WorkerIndex,
+    able: &[Able<'_>],
+    request: &RequestView,
+    how: Choosing<'_>,
+) -> Option<NoPlacement> {
+    let hands_over = |able: &Able<'_>| able.group.kind.handoff != HandoffKind::None;
+    if !able.iter().any(hands_over) || able.iter().any(|able| able.domain.is_some()) {
+        return None;
+    }
+    let alone = |group: &Group| {
+        let kind = &group.kind;
+        kind.model == request.model && kind.may_prefill(how) && kind.may_decode(how)
+    };
+    let mut groups = index.groups.iter();
+    Some(NoPlacement::NoHandoff {
+        why: request.indivisible.unwrap_or(Indivisible::Sequences),
+        for_good: !groups.any(|group| !group.is_empty() && alone(group)),
+    })
 }

@@ -272,8 +272,14 @@ impl Kind {
 
     /// Between whom a worker can hand the request over, if it can.
     pub fn handoff_domain(&self, request: &RequestView) -> Option<Domain> {
-        let splits = request.choices == 1 || self.splits_choices;
-        (splits && self.handoff != HandoffKind::None).then_some((self.domain, self.handoff))
+        let splits = match self.handoff {
+            HandoffKind::None => false,
+            HandoffKind::Ticket if request.indivisible.is_some() => false,
+            HandoffKind::Ticket | HandoffKind::Concurrent => {
+                request.choices == 1 || self.splits_choices
+            }
+        };
+        splits.then_some((self.domain, self.handoff))
     }
 }
 
@@ -284,7 +290,7 @@ impl Member {
 }
 
 impl Group {
-    fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 

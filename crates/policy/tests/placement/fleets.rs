@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use tasuki_core::{
-    Capabilities, Capacity, HandoffKind, Health, Identity, KvDomain, ModelId, Outstanding,
-    ReportedLoad, RequestView, Role, RoleUse, Warm, WorkerId, WorkerView,
+    Capabilities, Capacity, HandoffKind, Health, Identity, Indivisible, KvDomain, ModelId,
+    Outstanding, ReportedLoad, RequestView, Role, RoleUse, Warm, WorkerId, WorkerView,
 };
 
 pub fn domain(identity: u8) -> KvDomain {
@@ -152,6 +152,8 @@ pub fn any_request() -> impl Strategy<Value = RequestView> {
                 choices,
                 avoid,
                 keep_whole: keep_whole && identity % 2 == 0,
+                indivisible: (keep_whole && identity % 4 == 1)
+                    .then_some(Indivisible::PromptLogprobs),
                 warm: warm
                     .into_iter()
                     .map(|(worker, tokens)| Warm { worker, tokens })

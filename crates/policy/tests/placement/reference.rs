@@ -3,7 +3,8 @@
 use std::cmp::Ordering;
 
 use tasuki_core::{
-    HandoffKind, Health, Load, ModelId, RequestView, Role, RoleUse, WorkerId, WorkerView, mix,
+    HandoffKind, Health, Indivisible, Load, ModelId, RequestView, Role, RoleUse, WorkerId,
+    WorkerView, mix,
 };
 use tasuki_policy::{Choosing, NoPlacement, Placement};
 
@@ -36,8 +37,26 @@ pub fn place(
         {
             decode
         } else {
-            NoPlacement::NoPair
+            no_handoff(workers, &able, request, how).unwrap_or(NoPlacement::NoPair)
         }
+    })
+}
+
+fn no_handoff(
+    workers: Workers<'_>,
+    able: &[&WorkerView],
+    request: &RequestView,
+    how: Choosing<'_>,
+) -> Option<NoPlacement> {
+    let has_one = |w: &&WorkerView| w.capabilities.handoff != HandoffKind::None;
+    if !able.iter().any(has_one) || able.iter().any(|w| hands_over(w, request)) {
+        return None;
+    }
+    let alone = |w: &WorkerView| is_free(w, how) || (w.role.prefills() && w.role.decodes());
+    let mut of_model = workers.iter().filter(|(model, _)| *model == request.model);
+    Some(NoPlacement::NoHandoff {
+        why: request.indivisible.unwrap_or(Indivisible::Sequences),
+        for_good: !of_model.any(|(_, w)| alone(w)),
     })
 }
 
@@ -245,12 +264,18 @@ fn best(workers: &[&WorkerView], request: &RequestView, how: Choosing<'_>) -> Op
 
 /// Whether the request's KV can move between two workers.
 fn moves(prefill: &WorkerView, decode: &WorkerView, request: &RequestView) -> bool {
-    let (one, other) = (&prefill.capabilities, &decode.capabilities);
-    let splits = request.choices == 1 || (one.splits_choices && other.splits_choices);
-    splits
+    hands_over(prefill, request)
+        && hands_over(decode, request)
         && prefill.domain == decode.domain
-        && one.handoff == other.handoff
-        && one.handoff != HandoffKind::None
+        && prefill.capabilities.handoff == decode.capabilities.handoff
+}
+
+/// Whether a worker has a handoff for the request.
+fn hands_over(worker: &WorkerView, request: &RequestView) -> bool {
+    let can = &worker.capabilities;
+    (request.choices == 1 || can.splits_choices)
+        && can.handoff != HandoffKind::None
+        && (can.handoff != HandoffKind::Ticket || request.indivisible.is_none())
 }
 
 fn other_role_s(worker: &WorkerView, asks: bool) -> f64 {

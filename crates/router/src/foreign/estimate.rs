@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use tasuki_core::Indivisible;
 
 use super::object::Object;
 use crate::error::ApiError;
@@ -30,8 +31,8 @@ pub struct Estimate {
     pub sequences: u32,
     /// Whether the engines make a list of it: several choices, or a list of prompts.
     pub is_batch: bool,
-    /// Two workers of vLLM cannot serve it, one can.
-    pub keep_whole: bool,
+    /// What of it two workers of vLLM cannot serve, one can.
+    pub indivisible: Option<Indivisible>,
     pub max_tokens: u32,
 }
 
@@ -82,19 +83,31 @@ impl Estimate {
             prompt: std::mem::take(&mut prompt.tokens),
             sequences: count.saturating_mul(n).min(MOST_SEQUENCES),
             is_batch: prompt.is_list || n > 1,
-            keep_whole: scores_prompt(body) || must_call(body),
+            indivisible: indivisible(path, body),
             max_tokens: max_tokens.max(1),
         })
     }
 }
 
+fn indivisible(path: &str, body: &Object) -> Option<Indivisible> {
+    if scores_prompt(path, body) {
+        Some(Indivisible::PromptLogprobs)
+    } else if must_call(body) {
+        Some(Indivisible::ForcedCall)
+    } else {
+        None
+    }
+}
+
 /// Whether it asks for log probabilities of the prompt. vLLM has them only where it computes the
 /// prompt: on a decode worker that pulls its KV they end the engine of some versions.
-fn scores_prompt(body: &Object) -> bool {
+fn scores_prompt(path: &str, body: &Object) -> bool {
     // Engines read `1` and `"yes"` as true, too.
     let echo = body.get("echo").map(RawValue::get);
     let echoes = !matches!(echo, None | Some("null" | "false"));
-    let scores = body.has("logprobs") || body.has("top_logprobs");
+    // For chats with `echo` it asks for those of 0 alternatives by itself.
+    let is_chat = path == "/v1/chat/completions";
+    let scores = is_chat || body.has("logprobs") || body.has("top_logprobs");
     body.has("prompt_logprobs") || (echoes && scores)
 }
 
@@ -312,20 +325,22 @@ mod tests {
             (1, 1, false, 16)
         );
         assert_eq!(shape(GENERATE, "{}"), (1, 1, false, 128));
-        for (more, whole) in [
-            (r#""prompt_logprobs":0"#, true),
-            (r#""prompt_logprobs":null"#, false),
-            (r#""echo":true,"logprobs":0"#, true),
-            (r#""echo":1,"top_logprobs":2"#, true),
-            (r#""echo":true"#, false),
-            (r#""echo":false,"logprobs":1"#, false),
-            (r#""tool_choice":"required""#, true),
-            (r#""tool_choice":{"type":"function"}"#, true),
-            (r#""tool_choice":"auto""#, false),
-            (r#""tool_choice":null"#, false),
+        for (path, more, whole) in [
+            (COMPLETIONS, r#""prompt_logprobs":0"#, true),
+            (COMPLETIONS, r#""prompt_logprobs":null"#, false),
+            (COMPLETIONS, r#""echo":true,"logprobs":0"#, true),
+            (COMPLETIONS, r#""echo":1,"top_logprobs":2"#, true),
+            (COMPLETIONS, r#""echo":true"#, false),
+            (COMPLETIONS, r#""echo":false,"logprobs":1"#, false),
+            (CHAT, r#""echo":true"#, true),
+            (CHAT, r#""echo":false,"logprobs":true"#, false),
+            (CHAT, r#""tool_choice":"required""#, true),
+            (CHAT, r#""tool_choice":{"type":"function"}"#, true),
+            (CHAT, r#""tool_choice":"auto""#, false),
+            (CHAT, r#""tool_choice":null"#, false),
         ] {
-            let estimate = of(COMPLETIONS, &format!("{{{more}}}"));
-            assert_eq!(estimate.keep_whole, whole, "{more}");
+            let estimate = of(path, &format!("{{{more}}}"));
+            assert_eq!(estimate.indivisible.is_some(), whole, "{path} {more}");
         }
         let nothing = r#"{"n":null,"max_tokens":null}"#;
         assert_eq!(shape(CHAT, nothing), (1, 1, false, 256));

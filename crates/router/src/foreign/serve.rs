@@ -189,7 +189,7 @@ fn generation(
             content: Opaque::new(request),
             sequences: estimate.sequences,
             bound_to: incoming.bound_to,
-            keep_whole: estimate.keep_whole,
+            indivisible: estimate.indivisible,
             resumes: false,
         }),
     })

@@ -1,11 +1,11 @@
 //! What a request does that waits for one worker while another has time.
 
 use super::*;
-use crate::fleet::LoadReport;
+use crate::fleet::{LoadReport, WorkerInfo};
 use crate::testing::info;
 
 use crate::{Effect, FleetState, Generation, Machine, MachineConfig, SamplingParams, WorkerKey};
-use tasuki_core::Chunks;
+use tasuki_core::{Chunks, HandoffKind, Indivisible, Role};
 use tasuki_policy::PolicyConfig;
 
 #[test]
@@ -112,6 +112,46 @@ fn a_request_that_no_worker_will_ever_take_holds_nobody_up() {
     let verdicts = admission.settle(Duration::ZERO, &fleet);
     assert!(
         matches!(verdicts[..], [(id, Verdict::Admitted(_))] if id == ids[0]),
+        "{verdicts:?}"
+    );
+}
+
+#[test]
+fn a_request_whose_only_worker_that_serves_it_whole_is_down_holds_nobody_up() {
+    let config = PolicyConfig {
+        strict_roles: true,
+        ..PolicyConfig::default()
+    };
+    let mut fleet = FleetState::new(vec![Vec::new()], config);
+    let keys = [Role::Mixed, Role::Prefill, Role::Decode].map(|role| {
+        let id = fleet.add();
+        let mut info = WorkerInfo {
+            role,
+            ..info(&role.to_string())
+        };
+        info.capabilities.handoff = HandoffKind::Ticket;
+        let key = fleet.join(id, info, Duration::ZERO).expect("it joins");
+        fleet.on_report(key, Some(&load(0)), Duration::ZERO);
+        key
+    });
+    let mut admission = Admission::new(AdmissionConfig::default());
+    let ids = [Some(Indivisible::PromptLogprobs), None].map(|indivisible| {
+        let view = RequestView {
+            indivisible,
+            ..RequestView::new(100, 10)
+        };
+        let entrant = Entrant {
+            view,
+            tenant: "a".into(),
+            priority: 0,
+            arrived: Duration::ZERO,
+        };
+        admission.enter(entrant, &fleet)
+    });
+    fleet.leave(keys[0]);
+    let verdicts = admission.settle(Duration::ZERO, &fleet);
+    assert!(
+        matches!(verdicts[..], [(id, Verdict::Admitted(_))] if id == ids[1]),
         "{verdicts:?}"
     );
 }

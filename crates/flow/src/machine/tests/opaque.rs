@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tasuki_core::{Capabilities, FirstToken, HandoffKind, Identity, ModelId, Payload, Positions};
-use tasuki_core::{RequestView, WorkerId};
+use tasuki_core::{Indivisible, RequestView, WorkerId};
 use tasuki_policy::NoPlacement;
 
 use crate::generation::{Event, Finish, Generation, ServeError};
@@ -67,6 +67,10 @@ struct Request {
 
 impl Request {
     fn start(sequences: u32) -> Self {
+        Self::of(sequences, None)
+    }
+
+    fn of(sequences: u32, indivisible: Option<Indivisible>) -> Self {
         let generation = Generation {
             model: ModelId(0),
             request_id: "r".to_owned(),
@@ -83,7 +87,7 @@ impl Request {
                 content: Opaque::new("content"),
                 sequences,
                 bound_to: Some(Identity([3; 16])),
-                keep_whole: false,
+                indivisible,
                 resumes: false,
             }),
         };
@@ -174,6 +178,15 @@ fn a_missing_ticket_keeps_the_next_attempt_whole() {
     assert_eq!(request.legs(), [(0, LegKind::Prefill, 1)], "however short");
     assert_eq!(request.fleet.asked[0].bound_to, Some(Identity([3; 16])));
     request.end((0, 0), R::HandedOff, None);
+    assert_eq!(request.legs(), [(0, LegKind::Colocated, 1)]);
+}
+
+/// One worker serves it better, whatever the handoff.
+#[test]
+fn what_is_indivisible_asks_for_one_worker() {
+    let request = Request::of(1, Some(Indivisible::PromptLogprobs));
+    let asked = &request.fleet.asked[0];
+    assert!(asked.keep_whole && asked.indivisible.is_some());
     assert_eq!(request.legs(), [(0, LegKind::Colocated, 1)]);
 }
 

@@ -1,6 +1,6 @@
 //! Roles and costs: who is asked for which half, and whether a request is split.
 
-use tasuki_core::{CostModel, Health, RequestView, Role};
+use tasuki_core::{CostModel, HandoffKind, Health, Indivisible, RequestView, Role, WorkerView};
 use tasuki_policy::{Choosing, NoPlacement, Policy};
 
 use super::{choose, index, pair, strict_pair};
@@ -112,6 +112,42 @@ fn a_pair_of_another_identity_is_worked_around_unless_roles_are_strict() {
         choose(&workers, &request, true, 0),
         Err(NoPlacement::NoPair)
     );
+}
+
+#[test]
+fn a_request_without_a_handoff_by_ticket_is_served_by_one_worker() {
+    let mut workers = [worker(0, Role::Prefill), worker(1, Role::Decode)];
+    for worker in &mut workers {
+        worker.capabilities.handoff = HandoffKind::Ticket;
+    }
+    let request = RequestView {
+        indivisible: Some(Indivisible::ForcedCall),
+        ..RequestView::new(100, 10)
+    };
+    let (prefill, decode) = pair(&workers, &request);
+    assert_eq!(prefill, decode);
+    let refused = |workers: &[WorkerView]| choose(workers, &request, true, 0).unwrap_err();
+    let error = refused(&workers);
+    assert!(!error.may_pass());
+    assert!(
+        error
+            .to_string()
+            .contains("requests with a tool_choice that forces a call are not split")
+    );
+    // One that may serve it alone comes back.
+    let mut mixed = worker(2, Role::Mixed);
+    mixed.health = Health::Down;
+    let [prefill, decode] = workers.clone();
+    let mut all = [prefill, decode, mixed];
+    assert!(refused(&all).may_pass());
+    all[2].health = Health::Ready;
+    let placement = choose(&all, &request, true, 0).unwrap();
+    assert_eq!((placement.prefill.0, placement.decode.0), (2, 2));
+    // Other handoffs need no ticket.
+    for worker in &mut workers {
+        worker.capabilities.handoff = HandoffKind::Concurrent;
+    }
+    assert!(choose(&workers, &request, true, 0).is_ok());
 }
 
 #[test]

@@ -123,6 +123,7 @@ async fn what_has_no_handoff_is_served_by_one_worker() {
         (COMPLETIONS, r#""prompt":"a","n":2"#),
         (COMPLETIONS, r#""prompt":"a","echo":true,"logprobs":1"#),
         (COMPLETIONS, r#""prompt":"a","prompt_logprobs":0"#),
+        (CHAT, r#""messages":[],"echo":true"#),
         (COMPLETIONS, r#""prompt":["a","b"]"#),
         (COMPLETIONS, r#""prompt":[[1,2],[3]]"#),
         (
@@ -140,7 +141,51 @@ async fn what_has_no_handoff_is_served_by_one_worker() {
         assert_eq!(got.status, 200, "{fields}: {}", got.body);
     }
     let legs: Vec<_> = workers.iter().flat_map(FakeWorker::legs).collect();
-    assert_eq!(legs, ["whole"; 7]);
+    assert_eq!(legs, ["whole"; 8]);
+    fabric.check();
+}
+
+#[tokio::test]
+async fn what_has_no_handoff_is_refused_where_roles_are_strict() {
+    let bodies = [
+        (
+            COMPLETIONS,
+            r#""prompt":"a","prompt_logprobs":0"#,
+            "(prompt_logprobs, or",
+        ),
+        (CHAT, r#""messages":[],"echo":true"#, "echo with logprobs)"),
+        (
+            CHAT,
+            r#""messages":[],"tools":[{}],"tool_choice":"required""#,
+            "a tool_choice that",
+        ),
+        (CHAT, r#""messages":[],"n":2"#, "several choices or prompts"),
+    ];
+    let strict = |tuning: &mut Tuning, _: &mut HttpSettings| tuning.policy.strict_roles = true;
+    let (router, workers, fabric) = tuned(&["prefill", "decode"], strict).await;
+    for (path, fields, named) in bodies {
+        let body = format!(r#"{{"model":"theirs",{fields}}}"#);
+        let got = router.post(path, &body).await;
+        assert_eq!(got.status, 400, "{fields}: {}", got.body);
+        assert!(
+            got.body.contains(named) && got.body.contains("without a role"),
+            "{}",
+            got.body
+        );
+    }
+    assert_eq!(
+        workers
+            .iter()
+            .map(|worker| worker.legs().len())
+            .sum::<usize>(),
+        0
+    );
+    let (router, workers, _) = tuned(&["prefill", "decode", ""], strict).await;
+    for (path, fields, _) in bodies {
+        let body = format!(r#"{{"model":"theirs",{fields}}}"#);
+        assert_eq!(router.post(path, &body).await.status, 200, "{fields}");
+    }
+    assert_eq!(workers[2].legs(), ["whole"; 4]);
     fabric.check();
 }
 
