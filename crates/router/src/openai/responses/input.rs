@@ -130,8 +130,11 @@ impl Messages {
 
     fn call(&mut self, place: &Place<'_>) -> Result<(), ApiError> {
         place.only(&["type", "id", "call_id", "name", "arguments", "status"])?;
+        // Of a call without arguments some servers send an empty text.
+        let arguments = place.text("arguments")?;
+        let arguments = arguments.ok_or_else(|| place.invalid("arguments", "is missing"))?;
         let call = json!({"id": place.needed("call_id")?, "type": "function", "function": {
-            "name": place.needed("name")?, "arguments": place.needed("arguments")?}});
+            "name": place.needed("name")?, "arguments": arguments}});
         self.turn.get_or_insert_default().calls.push(call);
         Ok(())
     }

@@ -94,6 +94,13 @@ fn what_the_assistant_says_at_once_is_one_message() {
 }
 
 #[test]
+fn a_past_call_may_have_an_empty_text_for_no_arguments() {
+    let call = json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": ""});
+    let said = messages(json!([call]));
+    assert_eq!(said[0]["tool_calls"][0]["function"]["arguments"], "");
+}
+
+#[test]
 fn tools_get_a_function_around_them() {
     let given = [
         json!({"type": "function", "name": "f", "description": "d", "strict": true,
