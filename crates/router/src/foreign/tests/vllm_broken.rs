@@ -50,6 +50,33 @@ fn broken<const STATUS: u16, const CUT: bool>(worker: Arc<Worker>) -> axum::Rout
         .fallback_service(vllm_routes(worker))
 }
 
+/// A worker that compresses its answers, whatever is asked for.
+fn compressing(worker: Arc<Worker>) -> axum::Router {
+    let answer = async || ([("content-encoding", "gzip")], &b"\x1f\x8b\x08"[..]);
+    axum::Router::new()
+        .route(COMPLETIONS, axum::routing::post(answer))
+        .fallback_service(vllm_routes(worker))
+}
+
+#[tokio::test]
+async fn a_compressed_answer_is_a_failure_of_the_worker() {
+    let (lines, _guard) = Lines::keep("info", AccessLog::Off);
+    let fabric = Arc::new(Fabric::default());
+    let bad = FakeWorker::start("w0", "", &fabric, compressing);
+    let good = FakeWorker::start("w1", "", &fabric, vllm_routes);
+    let router = Router::start(&[url(&bad), url(&good)]).await;
+    let whole = STREAM.replace("true", "false");
+    for body in [STREAM, &whole].repeat(4) {
+        let got = router.post(COMPLETIONS, body).await;
+        assert_eq!(got.status, 200, "{}", got.body);
+        assert!(got.body.contains("t0"), "{}", got.body);
+    }
+    let seen = good.worker.seen.lock().unwrap()[0].clone();
+    assert_eq!(seen.headers["accept-encoding"], "identity");
+    let logged = lines.text();
+    assert!(logged.contains("the Content-Encoding gzip"), "{logged}");
+}
+
 #[tokio::test]
 async fn an_error_without_its_whole_body_is_a_failure_of_the_worker() {
     let fabric = Arc::new(Fabric::default());

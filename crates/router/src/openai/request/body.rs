@@ -140,7 +140,11 @@ impl BodyLimits {
 fn refuse_compressed(headers: &HeaderMap) -> Result<(), ApiError> {
     let coding = headers.get(header::CONTENT_ENCODING);
     let coding = coding.and_then(|value| value.to_str().ok());
-    match coding.filter(|coding| COMPRESSIONS.contains(&coding.trim())) {
+    let is_one = |name: &str| {
+        let mut known = COMPRESSIONS.iter();
+        known.any(|known| known.eq_ignore_ascii_case(name.trim()))
+    };
+    match coding.filter(|codings| codings.split(',').any(is_one)) {
         None => Ok(()),
         Some(coding) => Err(malformed(format!(
             "The request body has the Content-Encoding {coding}; send it uncompressed."
@@ -264,7 +268,12 @@ mod tests {
     #[tokio::test]
     async fn a_compressed_body_is_refused_by_its_coding() {
         let limits = BodyLimits::new(1 << 10, LONG);
-        for (coding, taken) in [("gzip", false), ("zstd", false), ("identity", true)] {
+        for (coding, taken) in [
+            ("gzip", false),
+            ("GZip", false),
+            ("identity, zstd", false),
+            ("identity", true),
+        ] {
             let value = axum::http::HeaderValue::from_static(coding);
             let headers = HeaderMap::from_iter([(header::CONTENT_ENCODING, value)]);
             match limits.read(&headers, Body::from("{}")).await {

@@ -121,6 +121,12 @@ impl Exchange<'_> {
         StatusCode::from_u16(self.head.status).unwrap_or(StatusCode::BAD_GATEWAY)
     }
 
+    /// How its body is compressed; `None`: not at all.
+    pub fn coding(&self) -> Option<&str> {
+        let coding = self.head.content_encoding.trim();
+        (!coding.is_empty() && !coding.eq_ignore_ascii_case("identity")).then_some(coding)
+    }
+
     pub fn content_type(&self) -> Option<HeaderValue> {
         let named = Some(&self.head.content_type).filter(|named| !named.is_empty());
         named.and_then(|named| HeaderValue::from_str(named).ok())

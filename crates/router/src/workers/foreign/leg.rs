@@ -261,7 +261,7 @@ impl Leg<'_> {
         let body = body.to_json();
         let mut message = format!(
             "POST {} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
-             content-length: {}\r\nx-request-id: {}\r\n",
+             accept-encoding: identity\r\ncontent-length: {}\r\nx-request-id: {}\r\n",
             request.path,
             self.site.address.authority,
             body.len(),
@@ -278,6 +278,12 @@ impl Leg<'_> {
         message.extend_from_slice(b"\r\n");
         message.extend_from_slice(&body);
         let answer = self.site.connections.ask(&message).await?;
+        if let Some(coding) = answer.coding() {
+            return Err(Failure::failed(format!(
+                "its answer has the Content-Encoding {coding}, which the router does not read: switch \
+                 compression off in the worker, or in the proxy before it"
+            )));
+        }
         match answer.status() {
             status if status.is_success() => Ok(answer),
             status => Err(self.refused(status, answer).await),
