@@ -11,13 +11,18 @@ use crate::alarm::Deadline;
 use crate::api_keys::Caller;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::foreign::object::Object;
 use crate::models::Model;
 use crate::openai::chat::conversation::{self, text_error};
+use crate::openai::fields::{self, Endpoint};
 use crate::openai::request::body;
 use crate::openai::request::intake::work_up;
 use crate::openai::request::types::{DetokenizeFields, TemplateFields, TokenizeFields};
 use crate::openai::request::validate::{count, token_ids};
 use crate::pool::Purpose;
+
+/// Fields of a request with a `prompt`; the others are for `messages`.
+const OF_PROMPTS: [&str; 4] = ["model", "prompt", "add_special_tokens", "return_token_strs"];
 
 /// What to do with other engines' models.
 const ASK_A_WORKER: &str = "Send it to such a worker itself.";
@@ -68,11 +73,17 @@ async fn work<T: Send + 'static>(
 }
 
 fn tokenize_body(app: &App, bytes: &[u8]) -> Result<Tokenized, ApiError> {
+    fields::check(Endpoint::Tokenize, bytes)?;
     let fields: TokenizeFields = body::parse(bytes)?;
     let template: TemplateFields = body::parse(bytes)?;
     let model = app.find_own(fields.model.as_deref(), "/tokenize", ASK_A_WORKER)?;
     let tokens = match (fields.prompt, &template.messages) {
         (Some(prompt), None) => {
+            let body: Object = body::parse(bytes)?;
+            if let Some(other) = body.names().find(|name| !OF_PROMPTS.contains(name)) {
+                let message = format!("{other} is for messages; leave it out beside prompt.");
+                return Err(ApiError::invalid(other, message));
+            }
             check_length(app, &model, "prompt", &prompt)?;
             model
                 .text
@@ -113,6 +124,7 @@ fn check_length(app: &App, model: &Model, param: &str, text: &str) -> Result<(),
 }
 
 fn detokenize_body(app: &App, bytes: &[u8]) -> Result<Detokenized, ApiError> {
+    fields::check(Endpoint::Detokenize, bytes)?;
     let fields: DetokenizeFields = body::parse(bytes)?;
     let model = app.find_own(fields.model.as_deref(), "/detokenize", ASK_A_WORKER)?;
     let ids = fields

@@ -1,14 +1,15 @@
 //! Which fields a request may have. A field that would be ignored is never taken: what it asks
 //! for might be missing from the answer, and nobody would know.
 //!
-//! `docs/api.md` is made of [`table::FIELDS`], [`responses::RESPONSES_FIELDS`] and
-//! [`native::NATIVE_FIELDS`].
+//! `docs/api.md` is made of [`table::FIELDS`], [`responses::RESPONSES_FIELDS`],
+//! [`tokens::TOKEN_FIELDS`] and [`native::NATIVE_FIELDS`].
 
 mod native;
 mod responses;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use serde_json::value::RawValue;
 use self::native::NATIVE_FIELDS;
 use self::responses::RESPONSES_FIELDS;
 use self::table::FIELDS;
+use self::tokens::TOKEN_FIELDS;
 use crate::app::MAX_QUOTED_CHARS;
 use crate::error::ApiError;
 use crate::openai::request::body;
@@ -35,6 +37,8 @@ pub enum Endpoint {
     Both,
     /// OpenAI's `/v1/responses`.
     Responses,
+    Tokenize,
+    Detokenize,
     /// SGLang's `/generate`.
     Generate,
     /// The object of this name in the body of `/generate`.
@@ -101,7 +105,8 @@ fn of(endpoint: Endpoint) -> impl Iterator<Item = &'static Field> {
 
 /// Those of all endpoints.
 pub fn all() -> impl Iterator<Item = &'static Field> {
-    FIELDS.iter().chain(RESPONSES_FIELDS).chain(NATIVE_FIELDS)
+    let own = FIELDS.iter().chain(RESPONSES_FIELDS).chain(TOKEN_FIELDS);
+    own.chain(NATIVE_FIELDS)
 }
 
 fn asks_for_nothing(json: &str, unless: &[&str]) -> bool {
@@ -135,6 +140,8 @@ fn elsewhere(name: &str) -> Option<&'static str> {
         Endpoint::Completions => "/v1/completions",
         Endpoint::Both => "/v1/chat/completions and /v1/completions",
         Endpoint::Responses => "/v1/responses",
+        Endpoint::Tokenize => "/tokenize",
+        Endpoint::Detokenize => "/detokenize",
         Endpoint::Generate => "/generate",
         Endpoint::SamplingParams => "sampling_params of /generate",
     };

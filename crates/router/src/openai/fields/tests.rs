@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::openai::generate::{GenerateFields, SamplingFields};
-use crate::openai::request::types::{ChatFields, CommonFields, CompletionFields, TemplateFields};
+use crate::openai::request::types::{
+    ChatFields, CommonFields, CompletionFields, DetokenizeFields, TemplateFields, TokenizeFields,
+};
 use crate::openai::responses::ResponseFields;
 
 fn refusal(endpoint: Endpoint, body: &Value) -> Option<String> {
@@ -22,6 +24,8 @@ fn a_field_stands_once_and_in_no_sentence_that_ends() {
         Endpoint::Chat,
         Endpoint::Completions,
         Endpoint::Responses,
+        Endpoint::Tokenize,
+        Endpoint::Detokenize,
         Endpoint::Generate,
         Endpoint::SamplingParams,
     ] {
@@ -51,14 +55,16 @@ fn what_is_supported_is_read() {
         let body = json!({ field.name: [[[1.5]]] }).to_string();
         let bytes = body.as_bytes();
         let common = body::parse::<CommonFields>(bytes).is_err();
-        let chat = body::parse::<ChatFields>(bytes).is_err()
-            || body::parse::<TemplateFields>(bytes).is_err();
+        let template = body::parse::<TemplateFields>(bytes).is_err();
+        let chat = body::parse::<ChatFields>(bytes).is_err() || template;
         let completions = body::parse::<CompletionFields>(bytes).is_err();
         let read = match field.endpoint {
             Endpoint::Both => common || (chat && completions),
             Endpoint::Chat => chat,
             Endpoint::Completions => completions,
             Endpoint::Responses => common || body::parse::<ResponseFields>(bytes).is_err(),
+            Endpoint::Tokenize => template || body::parse::<TokenizeFields>(bytes).is_err(),
+            Endpoint::Detokenize => body::parse::<DetokenizeFields>(bytes).is_err(),
             Endpoint::Generate => body::parse::<GenerateFields>(bytes).is_err(),
             Endpoint::SamplingParams => body::parse::<SamplingFields>(bytes).is_err(),
         };
@@ -178,6 +184,14 @@ are no built-in tools, files or images, and no other paths below `/v1/responses`
 not served by this path (400).
 ";
 
+const TOKENS: &str = "
+## Tokens
+
+`POST /tokenize` answers with the `tokens` of a text or a conversation, their `count`, and `max_model_len`;
+`POST /detokenize` with the text of `tokens` as `prompt`. Models of vLLM and SGLang workers are not served by these
+paths (400).
+";
+
 const GENERATE: &str = "
 ## SGLang's paths
 
@@ -200,6 +214,8 @@ fn page() -> String {
     tables(&mut page, "##", "endpoint", FIELDS);
     page.push_str(RESPONSES);
     tables(&mut page, "###", "in", RESPONSES_FIELDS);
+    page.push_str(TOKENS);
+    tables(&mut page, "###", "path", TOKEN_FIELDS);
     page.push_str(GENERATE);
     tables(&mut page, "###", "in", NATIVE_FIELDS);
     page
@@ -207,6 +223,9 @@ fn page() -> String {
 
 fn tables(page: &mut String, level: &str, second: &str, fields: &'static [Field]) {
     let mut part = |title: &str, third: &str, text: &dyn Fn(&Field) -> Option<String>| {
+        if fields.iter().all(|field| text(field).is_none()) {
+            return;
+        }
         let _ = write!(
             page,
             "\n{level} {title}\n\n| field | {second} | {third} |\n|---|---|---|\n"
@@ -216,6 +235,8 @@ fn tables(page: &mut String, level: &str, second: &str, fields: &'static [Field]
                 Endpoint::Both => "both",
                 Endpoint::Chat => "chat",
                 Endpoint::Completions => "completions",
+                Endpoint::Tokenize => "`/tokenize`",
+                Endpoint::Detokenize => "`/detokenize`",
                 Endpoint::Responses | Endpoint::Generate => "body",
                 Endpoint::SamplingParams => "`sampling_params`",
             };

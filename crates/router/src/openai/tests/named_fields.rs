@@ -14,13 +14,16 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const RESPONSES: &str = "/v1/responses";
 const GENERATE: &str = "/generate";
+const TOKENIZE: &str = "/tokenize";
+const DETOKENIZE: &str = "/detokenize";
 
 /// A good request, and a field in it.
 fn with(path: &str, field: &str, value: &Value) -> Value {
     let mut body = match path {
-        CHAT => json!({"messages": [{"role": "user", "content": "hi"}]}),
+        CHAT | TOKENIZE => json!({"messages": [{"role": "user", "content": "hi"}]}),
         COMPLETIONS => json!({"prompt": "hi"}),
         RESPONSES => json!({"input": "hi"}),
+        DETOKENIZE => json!({"tokens": [104]}),
         _ => json!({"text": "hi"}),
     };
     body[field] = value.clone();
@@ -35,6 +38,8 @@ fn requests(field: &Field, value: &Value) -> Vec<(&'static str, Value)> {
         Endpoint::Both => &[CHAT, COMPLETIONS],
         Endpoint::Responses => &[RESPONSES],
         Endpoint::Generate => &[GENERATE],
+        Endpoint::Tokenize => &[TOKENIZE],
+        Endpoint::Detokenize => &[DETOKENIZE],
         Endpoint::SamplingParams => {
             let inner = json!({ field.name: value });
             return vec![(GENERATE, with(GENERATE, "sampling_params", &inner))];

@@ -39,6 +39,40 @@ async fn ids_outside_the_vocabulary_and_nothing_at_all_are_refused() {
 }
 
 #[tokio::test]
+async fn what_would_be_ignored_is_refused_by_name() {
+    let (_, app) = saying("");
+    let tokens = json!([195, 169]);
+    for (path, body, says) in [
+        (
+            "/tokenize",
+            json!({"prompt": "x", "add_special_token": false}),
+            "add_special_token is not a field; did you mean add_special_tokens?",
+        ),
+        (
+            "/tokenize",
+            json!({"prompt": "x", "tokens": tokens}),
+            "tokens is a field of /detokenize.",
+        ),
+        (
+            "/tokenize",
+            json!({"prompt": "x", "tools": [], "continue_final_message": null}),
+            "tools is for messages; leave it out beside prompt.",
+        ),
+        (
+            "/detokenize",
+            json!({"tokens": tokens, "skip_special_tokens": true}),
+            "skip_special_tokens is true, which is not supported",
+        ),
+    ] {
+        let answer = post(&app, path, body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
+        assert!(answer.text.contains(says), "{}", answer.text);
+    }
+    let body = json!({"tokens": tokens, "skip_special_tokens": false, "model": null});
+    assert_eq!(post(&app, "/detokenize", body).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn texts_that_no_prompt_could_have_are_refused() {
     let (_, app) = saying("");
     let long = "y".repeat(3000);
