@@ -94,7 +94,8 @@ async fn a_stream_passes_byte_for_byte() {
 async fn a_split_request_is_prefilled_and_then_decoded() {
     let (router, workers, fabric) = fleet(&["prefill", "decode"]).await;
     let client = json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}],
-        "stream": true, "max_tokens": 3, "min_tokens": 2, "later": {"x": [1]}});
+        "stream": true, "max_tokens": 3, "min_tokens": 2, "ignore_eos": false,
+        "stop_token_ids": [7], "later": {"x": [1]}});
     let got = router.post(CHAT, &client.to_string()).await;
     assert_eq!(said(&got.body).0, words(3), "{}", got.body);
     assert_eq!(

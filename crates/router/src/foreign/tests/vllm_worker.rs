@@ -135,6 +135,9 @@ fn prefill(worker: &Worker, path: &str, body: &Object, request_id: &str) -> Resp
         ("max_completion_tokens", chat.then(|| json!(1))),
         ("stream_options", None),
         ("min_tokens", None),
+        // Ended by its first token it would hand nothing over.
+        ("ignore_eos", Some(json!(true))),
+        ("stop_token_ids", None),
     ] {
         let found: Option<Value> = body.read(name);
         if found != expected {

@@ -36,6 +36,9 @@ pub fn prefill_body(client: &Object, path: &str) -> Object {
     }
     body.remove("stream_options");
     body.remove("min_tokens");
+    // One that ends by its first token, and not by its length, hands nothing over.
+    body.set("ignore_eos", &true);
+    body.remove("stop_token_ids");
     let params = json!({
         "do_remote_decode": true,
         "do_remote_prefill": false,
@@ -155,12 +158,12 @@ mod tests {
     #[test]
     fn prefill_is_asked_for_one_token_and_no_stream() {
         let client = object(
-            r#"{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":9,"min_tokens":4,"x":{"b":1,"a":2}}"#,
+            r#"{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":9,"min_tokens":4,"stop_token_ids":[7],"x":{"b":1,"a":2}}"#,
         );
         let params = r#""kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
         let chat = text(&prefill_body(&client, "/v1/chat/completions"));
         let expected = format!(
-            r#"{{"messages":[],"stream":false,"max_tokens":1,"x":{{"b":1,"a":2}},"max_completion_tokens":1,{params}}}"#
+            r#"{{"messages":[],"stream":false,"max_tokens":1,"x":{{"b":1,"a":2}},"max_completion_tokens":1,"ignore_eos":true,{params}}}"#
         );
         assert_eq!(chat, expected);
         let completion = text(&prefill_body(&client, "/v1/completions"));
