@@ -63,7 +63,7 @@ pub fn render(
         None => text.template_contains(JOINED_ARGUMENTS),
     };
     for message in &mut messages {
-        fit_tool_arguments(message, joined);
+        fit_tool_calls(message, joined);
     }
     let mut messages = Value::Array(messages);
     let mut template_kwargs = fields.chat_template_kwargs.unwrap_or_default();
@@ -267,8 +267,14 @@ fn check_content(place: &str, content: Option<&Value>) -> Result<(), ApiError> {
 }
 
 /// Templates want the arguments of past tool calls as objects; OpenAI's
-/// clients send them as JSON in a string. `joined`: the template wants that.
-fn fit_tool_arguments(message: &mut Value, joined: bool) {
+/// clients send them as JSON in a string. `joined`: the template wants that. Some
+/// templates ask whether there is a list of calls, not what is in it.
+fn fit_tool_calls(message: &mut Value, joined: bool) {
+    if let Some(fields) = message.as_object_mut()
+        && fields.get("tool_calls") == Some(&Value::Array(Vec::new()))
+    {
+        fields.remove("tool_calls");
+    }
     let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) else {
         return;
     };
@@ -356,10 +362,17 @@ mod tests {
             {"function": {"name": "g", "arguments": "not json"}},
             {"function": {"name": "h", "arguments": ""}},
         ]});
-        fit_tool_arguments(&mut message, false);
+        fit_tool_calls(&mut message, false);
         let calls = &message["tool_calls"];
         assert_eq!(calls[0]["function"]["arguments"], json!({"a": 1}));
         assert_eq!(calls[1]["function"]["arguments"], "not json");
         assert_eq!(calls[2]["function"]["arguments"], json!({}));
+    }
+
+    #[test]
+    fn an_empty_list_of_calls_is_none() {
+        let mut message = json!({"role": "assistant", "content": "hi", "tool_calls": []});
+        fit_tool_calls(&mut message, false);
+        assert_eq!(message, json!({"role": "assistant", "content": "hi"}));
     }
 }

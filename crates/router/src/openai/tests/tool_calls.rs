@@ -116,6 +116,20 @@ async fn a_stream_has_the_same_in_deltas() {
 }
 
 #[tokio::test]
+async fn templates_of_llama_get_past_answers_with_an_empty_list_of_calls() {
+    let template = "{% for m in messages %}{% if 'tool_calls' in m %}{% if not \
+        m.tool_calls|length == 1 %}{{ raise_exception('single tool-calls') }}{% endif %}{% endif %}\
+        {{ m.content }}{% endfor %}";
+    let model = TestModel::with_template(Some(template));
+    let generator = Arc::new(FakeGenerator::saying("ok"));
+    let app = Arc::new(App::new(generator, model.only(), settings()));
+    let messages = json!([{"role": "assistant", "content": "a", "tool_calls": []},
+        {"role": "user", "content": "b"}]);
+    let answer = post(&app, PATH, json!({"messages": messages})).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+}
+
+#[tokio::test]
 async fn content_is_null_beside_calls_only() {
     let app = app_with(settings(), |generation| {
         say_all(generation, "\n<tool_call>{\"name\":\"g\"}</tool_call>\n")
