@@ -113,10 +113,20 @@ class RouterOptions:
     trace_sample_ratio: float | None = _number("Share of requests that are traced [1].", 0.0, 1.0)
     tool_parser: str | None = option(
         None,
-        "How the model writes tool calls: auto, none, hermes, mistral, llama3, deepseek-v3 or"
-        " harmony [auto: as its chat template].",
+        "How the model writes tool calls: auto, none, hermes, qwen3-coder, glm45, mistral, llama3,"
+        " deepseek-v3 or harmony [auto: as its chat template].",
         metavar="FORMAT",
-        choices=("auto", "none", "hermes", "mistral", "llama3", "deepseek-v3", "harmony"),
+        choices=(
+            "auto",
+            "none",
+            "hermes",
+            "qwen3-coder",
+            "glm45",
+            "mistral",
+            "llama3",
+            "deepseek-v3",
+            "harmony",
+        ),
     )
     reasoning_parser: str | None = option(
         None,

@@ -1,9 +1,13 @@
-//! One call on its way: header, JSON, closing mark, as their text comes.
+//! One call on its way: header, JSON or tags, closing mark, as their text comes.
 
-use super::format::Format;
+use super::format::{Call, Format};
 use super::json::{JsonScan, Scanned};
+use super::scanner::next_mark;
+use super::schemas::Schemas;
+use super::tags::Tags;
 
-/// A longer header (white space, or a function's name and marks) begins no call.
+/// A longer header (white space, or a function's name and marks) begins no call, nor does so much
+/// text between two values in tags.
 const MAX_HEADER_BYTES: usize = 256;
 
 /// A call that is being read. Positions count from its first mark.
@@ -24,6 +28,11 @@ enum Stage {
         blank: bool,
     },
     Json(JsonScan),
+    /// `outside`: where what is no value began; `None`: in a value.
+    Tags {
+        tags: &'static Tags,
+        outside: Option<usize>,
+    },
     /// `json_end`: where the closing mark may begin.
     Close {
         json_end: usize,
@@ -33,10 +42,10 @@ enum Stage {
 /// What the text of a call says by now.
 pub enum Verdict {
     More(Block),
-    /// The call has `bytes`, marks included.
+    /// The call has `bytes`, marks included; its JSON or tags end at `end`.
     Whole {
         block: Block,
-        json_end: usize,
+        end: usize,
         bytes: usize,
     },
     /// It is no call; what follows `content` is to be looked at again.
@@ -86,9 +95,19 @@ impl Block {
                             self.json = self.at;
                             self.stage = Stage::Json(JsonScan::default());
                         }
-                        Some(_) => return Verdict::NoCall { content: self.at },
+                        Some(_) => match self.format.tags {
+                            Some(tags) => {
+                                let outside = Some(self.at);
+                                self.stage = Stage::Tags { tags, outside };
+                            }
+                            None => return Verdict::NoCall { content: self.at },
+                        },
                     }
                 }
+                Stage::Tags { tags, outside } => match self.tags(text, tags, outside, end) {
+                    Ok(read) => self = read,
+                    Err(verdict) => return verdict,
+                },
                 Stage::Json(mut scan) => {
                     let scanned = scan.scan(&text.as_bytes()[self.at..]);
                     self.stage = Stage::Json(scan);
@@ -113,10 +132,72 @@ impl Block {
         }
     }
 
+    /// The calls of one that is whole; `None`: it is none.
+    pub fn calls(&self, text: &str, end: usize, schemas: &Schemas) -> Option<Vec<Call>> {
+        match self.stage {
+            Stage::Tags { tags, .. } => {
+                let call = tags.call(&text[self.header..end], schemas)?;
+                Some(vec![call])
+            }
+            _ => {
+                let header = &text[self.header..self.json];
+                self.format.calls(header, &text[self.json..end])
+            }
+        }
+    }
+
+    /// Goes on to the next tag. `outside`: where what is no value began.
+    fn tags(
+        mut self,
+        text: &str,
+        tags: &'static Tags,
+        outside: Option<usize>,
+        end: bool,
+    ) -> Result<Self, Verdict> {
+        let close = self.format.close[0];
+        let marks = match outside {
+            Some(_) => &[tags.value_mark(), close, self.format.open][..],
+            None => &[tags.value.1],
+        };
+        let (bytes, mark) = next_mark(&text[self.at..], &[marks], false);
+        let at = self.at + bytes;
+        if let Some(since) = outside.filter(|since| at - since > MAX_HEADER_BYTES) {
+            return Err(Verdict::NoCall { content: since });
+        }
+        let Some(mark) = mark else {
+            self.at = at;
+            // Cut in the closing mark the call is there, if it is known to have all its arguments.
+            let is_cut = end && outside.is_some() && close.starts_with(&text[at..]);
+            return Err(match is_cut && !tags.end.is_empty() {
+                true => Verdict::Whole {
+                    block: self,
+                    end: at,
+                    bytes: text.len(),
+                },
+                false => Verdict::More(self),
+            });
+        };
+        self.at = at + mark.len();
+        let outside = match outside {
+            None => Some(self.at),
+            Some(_) if mark == close => {
+                return Err(Verdict::Whole {
+                    block: self,
+                    end: at,
+                    bytes: self.at,
+                });
+            }
+            Some(_) if mark == self.format.open => return Err(Verdict::NoCall { content: at }),
+            Some(_) => None,
+        };
+        self.stage = Stage::Tags { tags, outside };
+        Ok(self)
+    }
+
     fn close(mut self, text: &str, json_end: usize, end: bool) -> Verdict {
         let whole = |bytes| Verdict::Whole {
             block: self,
-            json_end,
+            end: json_end,
             bytes,
         };
         if self.format.close.is_empty() {

@@ -2,12 +2,14 @@
 //!
 //! A call is an opening mark, a header that may hold the function's name, JSON, and a
 //! closing mark. The JSON is the arguments if the header has the name; else it is an object
-//! with `name` and `arguments` (or `parameters`), or a list of such objects.
+//! with `name` and `arguments` (or `parameters`), or a list of such objects. In some formats
+//! there may be [`Tags`] in place of the JSON.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::scanner::MARK_STARTS;
+use super::tags::{self, Tags};
 use super::written;
 
 /// How one family of models writes calls.
@@ -18,6 +20,8 @@ pub struct Format {
     pub bare: bool,
     /// What stands before and after the name in a header; empty where the JSON has the name.
     pub named: &'static [(&'static str, &'static str)],
+    /// What may stand in place of the JSON, up to the first mark that closes a call.
+    pub tags: Option<&'static Tags>,
     /// Marks any of which closes a call, after white space; empty: the JSON's end does.
     pub close: &'static [&'static str],
     /// Marks around all calls. They are no content.
@@ -33,10 +37,13 @@ pub struct Format {
 }
 
 /// Hermes, Qwen: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
-pub static HERMES: Format = Format {
+pub static HERMES: Format = MARKED;
+
+const MARKED: Format = Format {
     open: "<tool_call>",
     bare: false,
     named: &[],
+    tags: None,
     close: &["</tool_call>"],
     around: &[],
     special: &["<tool_call>", "</tool_call>"],
@@ -45,11 +52,35 @@ pub static HERMES: Format = Format {
     template: &[&["<tool_call>"]],
 };
 
+/// Qwen3-Coder, Qwen3.5: `<tool_call><function=NAME><parameter=KEY>…`. Where a grammar makes them
+/// write calls these are JSON.
+pub static QWEN_CODER: Format = Format {
+    tags: Some(&tags::QWEN),
+    template: &[&["<tool_call>", "<function=", "<parameter="]],
+    ..MARKED
+};
+
+/// GLM-4.5 and after: `<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value>`, likewise.
+pub static GLM: Format = Format {
+    tags: Some(&tags::GLM),
+    special: &[
+        "<tool_call>",
+        "</tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    ],
+    template: &[&["<tool_call>", "<arg_key>", "<arg_value>"]],
+    ..MARKED
+};
+
 /// Mistral: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, newer `[TOOL_CALLS]name[ARGS]{…}`.
 pub static MISTRAL: Format = Format {
     open: "[TOOL_CALLS]",
     bare: false,
     named: &[("", "[ARGS]")],
+    tags: None,
     close: &[],
     around: &[],
     special: &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
@@ -67,6 +98,7 @@ pub static DEEPSEEK: Format = Format {
         ("function<｜tool▁sep｜>", "```json"),
         ("", "<｜tool▁sep｜>"),
     ],
+    tags: None,
     close: &["```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"],
     around: &["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
     special: &[
@@ -86,6 +118,7 @@ pub static LLAMA: Format = Format {
     open: "<|python_tag|>",
     bare: true,
     named: &[],
+    tags: None,
     close: &[],
     around: &[],
     special: &["<|python_tag|>"],
@@ -97,9 +130,9 @@ pub static LLAMA: Format = Format {
     ],
 };
 
-/// In the order in which templates are searched: Hermes models of Llama's family keep
-/// Llama's header marks.
-static ALL: [&Format; 4] = [&HERMES, &MISTRAL, &DEEPSEEK, &LLAMA];
+/// In the order in which templates are searched: formats with tags have the marks of Hermes, and
+/// Hermes models of Llama's family keep Llama's header marks.
+static ALL: [&Format; 6] = [&QWEN_CODER, &GLM, &HERMES, &MISTRAL, &DEEPSEEK, &LLAMA];
 
 /// Separates a call id from the name in the header of some Mistral models.
 const CALL_ID: &str = "[CALL_ID]";

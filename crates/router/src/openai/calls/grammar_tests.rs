@@ -127,13 +127,12 @@ impl Followed {
         tools: &Value,
     ) -> Self {
         let all = format.map_or(&[][..], |format| format.special).iter();
-        let marks: Vec<&str> = match marks_are_tokens {
-            true => all.chain(&THINK).copied().collect(),
-            false => Vec::new(),
-        };
+        let all = all.chain(&THINK).filter(|_| marks_are_tokens);
+        let marks: Vec<&str> = all.copied().collect();
         let model = TestModel::with_special_tokens(Some(template), &marks);
         let parsers = Parsers {
             format,
+            schemas: Default::default(),
             reasoning,
             harmony: None,
         };

@@ -146,6 +146,7 @@ fn a_grammar_takes_thoughts_and_one_message() {
         let model = TestModel::with_special_tokens(Some("<|channel|>"), marks);
         let parsers = Parsers {
             format: None,
+            schemas: Default::default(),
             reasoning: Reasoning::Ignored,
             harmony: Some(ALL),
         };

@@ -1,7 +1,8 @@
 //! Tool calls and reasoning in the text of chat answers.
 //!
 //! [`format`] has the ways in which models write calls, as data; [`scanner`] finds them and
-//! reasoning in a text that comes in pieces, [`block`] reads one call. [`grammar`] makes answers that
+//! reasoning in a text that comes in pieces, [`block`] reads one call, with [`tags`] and the
+//! [`schemas`] of tools where its arguments are no JSON. [`grammar`] makes answers that
 //! must be calls, written as [`written`] has it. [`harmony`] has the format of gpt-oss, whose answers are
 //! messages. Which format a model has shows in its chat template. The rest of the router sees text only.
 
@@ -19,6 +20,10 @@ mod json;
 mod random_tests;
 mod reader;
 mod scanner;
+mod schemas;
+mod tags;
+#[cfg(test)]
+mod tags_tests;
 #[cfg(test)]
 mod tests;
 mod written;
@@ -26,15 +31,17 @@ mod written;
 use std::sync::Arc;
 
 use clap::ValueEnum;
+use serde_json::Value;
 use tasuki_text::ModelText;
 
 pub use self::format::Call;
-use self::format::{DEEPSEEK, Format, HERMES, LLAMA, MISTRAL};
+use self::format::{DEEPSEEK, Format, GLM, HERMES, LLAMA, MISTRAL, QWEN_CODER};
 pub use self::grammar::Asked;
 use self::harmony::{Channels, Harmony};
 pub use self::reader::Reader;
 pub use self::scanner::Part;
 use self::scanner::{Reasoning, Scanner, THINK};
+use self::schemas::Schemas;
 use crate::app::HttpSettings;
 use crate::openai::chat::conversation::Conversation;
 
@@ -47,6 +54,10 @@ pub enum ToolParser {
     None,
     /// `<tool_call>{"name": …, "arguments": …}</tool_call>`, as Hermes and Qwen write.
     Hermes,
+    /// `<function=…>` and `<parameter=…>` within `<tool_call>`, as Qwen3-Coder writes.
+    Qwen3Coder,
+    /// `<arg_key>` and `<arg_value>` within `<tool_call>`, as GLM-4.5 writes.
+    Glm45,
     /// `[TOOL_CALLS]` before a list of calls, or before each name.
     Mistral,
     /// `{"name": …, "parameters": …}` as the whole answer.
@@ -71,34 +82,44 @@ pub enum ReasoningParser {
 }
 
 /// What is looked for in the answers to one request.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Parsers {
     format: Option<&'static Format>,
+    /// Of the tools, for formats with tags.
+    schemas: Schemas,
     reasoning: Reasoning,
     /// Then it has no format, and no marks around reasoning.
     harmony: Option<Harmony>,
 }
 
 impl Parsers {
+    /// What the format of calls has to know of a chat's tools.
+    pub fn schemas(settings: &HttpSettings, text: &ModelText, tools: Option<&[Value]>) -> Schemas {
+        let tools = tools.filter(|tools| !tools.is_empty());
+        let tools = tools.filter(|_| {
+            let format = Self::format(settings, text);
+            format.is_some_and(|format| format.tags.is_some())
+        });
+        tools.map_or_else(Schemas::default, Schemas::new)
+    }
+
     /// Chooses by the settings, the model's chat template and the request.
-    pub fn choose(settings: &HttpSettings, text: &ModelText, chat: &Conversation) -> Self {
+    pub fn choose(
+        settings: &HttpSettings,
+        text: &ModelText,
+        chat: &Conversation,
+        schemas: Schemas,
+    ) -> Self {
         let harmony = Self::harmony(settings, text, chat.has_tools);
         if harmony.is_some() {
             return Self {
                 format: None,
+                schemas,
                 reasoning: Reasoning::Ignored,
                 harmony,
             };
         }
-        let format = match settings.tool_parser {
-            _ if !chat.has_tools => None,
-            ToolParser::Auto => Format::of_template(|mark| text.template_contains(mark)),
-            ToolParser::None | ToolParser::Harmony => None,
-            ToolParser::Hermes => Some(&HERMES),
-            ToolParser::Mistral => Some(&MISTRAL),
-            ToolParser::Llama3 => Some(&LLAMA),
-            ToolParser::DeepseekV3 => Some(&DEEPSEEK),
-        };
+        let format = Self::format(settings, text).filter(|_| chat.has_tools);
         let [open, close] = THINK;
         let has_reasoning = match settings.reasoning_parser {
             ReasoningParser::Auto => text.template_contains(close),
@@ -112,8 +133,23 @@ impl Parsers {
         };
         Self {
             format,
+            schemas,
             reasoning,
             harmony: None,
+        }
+    }
+
+    /// Of calls, where there are tools.
+    fn format(settings: &HttpSettings, text: &ModelText) -> Option<&'static Format> {
+        match settings.tool_parser {
+            ToolParser::Auto => Format::of_template(|mark| text.template_contains(mark)),
+            ToolParser::None | ToolParser::Harmony => None,
+            ToolParser::Hermes => Some(&HERMES),
+            ToolParser::Qwen3Coder => Some(&QWEN_CODER),
+            ToolParser::Glm45 => Some(&GLM),
+            ToolParser::Mistral => Some(&MISTRAL),
+            ToolParser::Llama3 => Some(&LLAMA),
+            ToolParser::DeepseekV3 => Some(&DEEPSEEK),
         }
     }
 
@@ -138,7 +174,9 @@ impl Parsers {
         match (self.harmony, self.format, self.reasoning) {
             (Some(harmony), ..) => Reader::Channels(Channels::new(harmony)),
             (None, None, Reasoning::Ignored) => Reader::Plain,
-            (None, format, reasoning) => Reader::Marks(Scanner::new(format, reasoning)),
+            (None, format, reasoning) => {
+                Reader::Marks(Scanner::new(format, self.schemas.clone(), reasoning))
+            }
         }
     }
 
@@ -175,9 +213,9 @@ impl Parsers {
 
 #[cfg(test)]
 pub mod fuzzed {
-    use super::{Channels, DEEPSEEK, HERMES, Harmony, LLAMA, MISTRAL, Reader, Reasoning, Scanner};
-
+    use super::{Channels, Harmony, Reader, Reasoning, Scanner, Schemas};
     use super::{Conversation, HttpSettings, ModelText, Parsers};
+    use super::{DEEPSEEK, GLM, HERMES, LLAMA, MISTRAL, QWEN_CODER};
 
     pub use super::tests::scan;
 
@@ -193,7 +231,7 @@ pub mod fuzzed {
             tokens: Vec::new(),
             has_tools: true,
         };
-        let parsers = Parsers::choose(settings, model, &chat);
+        let parsers = Parsers::choose(settings, model, &chat, Schemas::default());
         scan(&parsers.reader(), [answer]).calls
     }
 
@@ -201,6 +239,8 @@ pub mod fuzzed {
     pub fn readers() -> Vec<Reader> {
         let formats = [
             Some(&HERMES),
+            Some(&QWEN_CODER),
+            Some(&GLM),
             Some(&MISTRAL),
             Some(&LLAMA),
             Some(&DEEPSEEK),
@@ -208,7 +248,8 @@ pub mod fuzzed {
         ];
         let reasonings = [Reasoning::Ignored, Reasoning::Marked, Reasoning::Begun];
         let all = formats.into_iter().flat_map(|format| {
-            reasonings.map(|reasoning| Reader::Marks(Scanner::new(format, reasoning)))
+            let scanner = |reasoning| Scanner::new(format, Schemas::default(), reasoning);
+            reasonings.map(|reasoning| Reader::Marks(scanner(reasoning)))
         });
         let channels = [(true, true), (true, false), (false, true)];
         let channels = channels.map(|(calls, reasoning)| {

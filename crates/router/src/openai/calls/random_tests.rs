@@ -3,13 +3,13 @@
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::format::{DEEPSEEK, HERMES, LLAMA, MISTRAL};
+use super::format::{DEEPSEEK, GLM, HERMES, LLAMA, MISTRAL, QWEN_CODER};
 use super::scanner::Reasoning;
 use super::tests::{marks, scan};
 
 #[test]
 fn random_answers_are_the_same_however_they_are_cut() {
-    const FRAGMENTS: [&str; 22] = [
+    const FRAGMENTS: [&str; 30] = [
         "<tool_call>",
         "</tool_call>",
         "[TOOL_CALLS]",
@@ -32,11 +32,21 @@ fn random_answers_are_the_same_however_they_are_cut() {
         " ",
         "\n",
         "wörd",
+        "<function=a>",
+        "</function>",
+        "<parameter=b>",
+        "</parameter>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
     ];
     let reasonings = [Reasoning::Ignored, Reasoning::Marked, Reasoning::Begun];
     let formats = [
         None,
         Some(&HERMES),
+        Some(&QWEN_CODER),
+        Some(&GLM),
         Some(&MISTRAL),
         Some(&LLAMA),
         Some(&DEEPSEEK),

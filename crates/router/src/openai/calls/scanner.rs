@@ -6,6 +6,7 @@
 
 use super::block::{Block, Verdict};
 use super::format::{Call, Format};
+use super::schemas::Schemas;
 
 /// The marks around reasoning.
 pub const THINK: [&str; 2] = ["<think>", "</think>"];
@@ -37,6 +38,7 @@ pub enum Reasoning {
 #[derive(Debug, Clone)]
 pub struct Scanner {
     format: Option<&'static Format>,
+    schemas: Schemas,
     state: State,
     /// The text that is not given out, from `start` on.
     text: String,
@@ -63,9 +65,10 @@ enum State {
 }
 
 impl Scanner {
-    pub fn new(format: Option<&'static Format>, reasoning: Reasoning) -> Self {
+    pub fn new(format: Option<&'static Format>, schemas: Schemas, reasoning: Reasoning) -> Self {
         Self {
             format,
+            schemas,
             state: State::Beginning(reasoning),
             text: String::new(),
             start: 0,
@@ -190,25 +193,18 @@ impl Scanner {
             }
             Verdict::More(_) => self.give_bytes(rest.len()),
             Verdict::NoCall { content } => self.give_bytes(content),
-            Verdict::Whole {
-                block,
-                json_end,
-                bytes,
-            } => {
-                let (header, json) = (&rest[block.header..block.json], &rest[block.json..json_end]);
-                match block.format.calls(header, json) {
-                    Some(calls) => {
-                        for call in calls {
-                            self.parts.push(Part::Call(self.calls, call));
-                            self.calls += 1;
-                        }
-                        self.start += bytes;
-                        self.gap.clear();
-                        (self.in_gap, self.after_reasoning) = (true, false);
+            Verdict::Whole { block, end, bytes } => match block.calls(rest, end, &self.schemas) {
+                Some(calls) => {
+                    for call in calls {
+                        self.parts.push(Part::Call(self.calls, call));
+                        self.calls += 1;
                     }
-                    None => self.give_bytes(bytes),
+                    self.start += bytes;
+                    self.gap.clear();
+                    (self.in_gap, self.after_reasoning) = (true, false);
                 }
-            }
+                None => self.give_bytes(bytes),
+            },
         }
         true
     }
@@ -229,20 +225,8 @@ impl Scanner {
         end: bool,
     ) -> (String, Option<&'static str>) {
         let rest = &self.text[self.start..];
-        let mut found = (rest.len(), None);
-        let marks = || marks.iter().copied().flatten().copied();
-        for (at, _) in rest.match_indices(MARK_STARTS) {
-            let here = &rest[at..];
-            let mark = marks().find(|mark| here.starts_with(mark));
-            if mark.is_some() || (!end && marks().any(|mark| mark.starts_with(here))) {
-                found = (at, mark);
-                break;
-            }
-        }
-        let (bytes, mark) = found;
+        let (bytes, mark) = next_mark(rest, marks, end);
         let text = rest[..bytes].to_owned();
-        #[cfg(test)]
-        super::tests::looked_at(mark.map_or(rest.len(), |mark| bytes + mark.len()));
         self.start += bytes + mark.map_or(0, str::len);
         (text, mark)
     }
@@ -278,4 +262,26 @@ impl Scanner {
             _ => self.parts.push(Part::Content(text.to_owned())),
         }
     }
+}
+
+/// The first of the marks in a text, and the bytes before it. Without one, the bytes before what may
+/// become a mark, unless this is the `end`.
+pub fn next_mark(
+    text: &str,
+    marks: &[&[&'static str]],
+    end: bool,
+) -> (usize, Option<&'static str>) {
+    let all = || marks.iter().copied().flatten().copied();
+    let mut found = (text.len(), None);
+    for (at, _) in text.match_indices(MARK_STARTS) {
+        let here = &text[at..];
+        let mark = all().find(|mark| here.starts_with(mark));
+        if mark.is_some() || (!end && all().any(|mark| mark.starts_with(here))) {
+            found = (at, mark);
+            break;
+        }
+    }
+    #[cfg(test)]
+    super::tests::looked_at(found.1.map_or(text.len(), |mark| found.0 + mark.len()));
+    found
 }

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use super::format::{Call, DEEPSEEK, Format, HERMES, LLAMA, MISTRAL};
 use super::reader::Reader;
 use super::scanner::{Part, Reasoning, Scanner};
+use super::schemas::Schemas;
 
 thread_local! {
     static LOOKED_AT: Cell<usize> = const { Cell::new(0) };
@@ -40,7 +41,7 @@ impl Outcome {
 }
 
 pub fn marks(format: Option<&'static Format>, reasoning: Reasoning) -> Reader {
-    Reader::Marks(Scanner::new(format, reasoning))
+    Reader::Marks(Scanner::new(format, Schemas::default(), reasoning))
 }
 
 pub fn scan<'a>(reader: &Reader, pieces: impl IntoIterator<Item = &'a str>) -> Outcome {
@@ -309,7 +310,7 @@ fn reasoning_is_told_from_content_and_calls() {
 
 #[test]
 fn text_goes_out_as_soon_as_it_cannot_be_a_mark() {
-    let mut scanner = Scanner::new(Some(&HERMES), Reasoning::Marked);
+    let mut scanner = Scanner::new(Some(&HERMES), Schemas::default(), Reasoning::Marked);
     let mut push = |text: &str| scanner.push(text);
     assert_eq!(push("a "), [Part::Content("a ".to_owned())]);
     assert_eq!(push("<tool_"), []);
@@ -374,4 +375,14 @@ fn templates_show_the_format() {
         Some(LLAMA.open)
     );
     assert_eq!(format("<|python_tag|>"), Some(LLAMA.open));
+    let tags = |template: &str| {
+        let format = Format::of_template(|mark| template.contains(mark));
+        format.and_then(|format| Some(format.tags?.name.0))
+    };
+    assert_eq!(tags("<tool_call> {\"name\": <function-name>"), None);
+    assert_eq!(
+        tags("<tool_call>\n<function=f>\n<parameter=x>"),
+        Some("<function=")
+    );
+    assert_eq!(tags("<tool_call>{name}\n<arg_key> <arg_value>"), Some(""));
 }

@@ -83,8 +83,10 @@ impl ChatRequest {
         let continues_prompt = self.template.continue_final_message.unwrap_or(false);
 
         let longest = common.limits.max_model_len;
+        let text = &common.model.text;
+        let schemas = Parsers::schemas(&app.settings, text, self.template.tools.as_deref());
         let conversation = conversation::render(app, &common.model, self.template, Some(longest))?;
-        let parsers = Parsers::choose(&app.settings, &common.model.text, &conversation);
+        let parsers = Parsers::choose(&app.settings, text, &conversation, schemas);
         if let Some(calls) = &calls {
             check_calls(&common, &parsers, calls)?;
         }

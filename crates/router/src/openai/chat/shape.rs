@@ -32,8 +32,8 @@ impl ChatShape {
             text,
             logprobs,
             token_ids: delivery.return_token_ids,
-            parsers,
             readers: vec![parsers.reader(); delivery.n as usize],
+            parsers,
         }
     }
 

@@ -41,9 +41,9 @@ impl ResponseWording {
         let detokenizer = Detokenizer::new(&common.model.text, delivery.skip_special_tokens)
             .keeping(delivery.kept_special_tokens.clone());
         Self {
-            parsers,
             reader: parsers.reader(),
             reasoning_tokens: ReasoningTokens::new(detokenizer, parsers.reasoning_end()),
+            parsers,
             items: Items::default(),
             finish: None,
             echoed,
@@ -55,7 +55,7 @@ impl ResponseWording {
     fn take(&mut self, piece: Piece) -> Vec<Change> {
         self.reasoning_tokens.push(&piece.tokens);
         let parts = self.reader.read(piece.text, piece.finish.is_some());
-        let parsers = self.parsers;
+        let parsers = &self.parsers;
         let mut changes = Vec::new();
         for part in parts {
             changes.extend(self.items.add(part, || parsers.call_id()));

@@ -116,6 +116,31 @@ async fn a_stream_has_the_same_in_deltas() {
 }
 
 #[tokio::test]
+async fn arguments_in_tags_have_the_types_of_the_tool() {
+    const ANSWER: &str = "<tool_call>\n<function=f>\n<parameter=x>\n7\n</parameter>\n\
+        <parameter=y>\n8\n</parameter>\n</function>\n</tool_call>";
+    let template = "{# <tool_call> <function= <parameter= #}{% if tools %}t{% endif %}hi";
+    let model = TestModel::with_template(Some(template));
+    let generator = Arc::new(FakeGenerator::new(|generation| say_all(generation, ANSWER)));
+    let app = Arc::new(App::new(generator, model.only(), settings()));
+    let parameters = json!({"properties": {"x": {"type": "integer"}, "y": {"type": "string"}}});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+    let arguments = json!({"name": "f", "arguments": "{\"x\": 7, \"y\": \"8\"}"});
+    let body = |stream| request(json!({"tools": [tool], "stream": stream}));
+    let whole = post(&app, PATH, body(false)).await.json();
+    let message = &whole["choices"][0]["message"];
+    assert_eq!(message["tool_calls"][0]["function"], arguments);
+    assert_eq!(message["content"], Value::Null);
+    let events = post(&app, PATH, body(true)).await.events();
+    let deltas = events.iter().map(|event| &event["choices"][0]["delta"]);
+    let calls: Vec<&Value> = deltas
+        .filter(|delta| !delta["tool_calls"].is_null())
+        .collect();
+    assert_eq!(calls.len(), 1);
+    assert_eq!(calls[0]["tool_calls"][0]["function"], arguments);
+}
+
+#[tokio::test]
 async fn templates_of_llama_get_past_answers_with_an_empty_list_of_calls() {
     let template = "{% for m in messages %}{% if 'tool_calls' in m %}{% if not \
         m.tool_calls|length == 1 %}{{ raise_exception('single tool-calls') }}{% endif %}{% endif %}\
