@@ -47,6 +47,8 @@ pub enum Indivisible {
     PromptLogprobs,
     /// The one token of prefill is no whole call.
     ForcedCall,
+    /// It is cut to what the output leaves, which differs between the two.
+    CutPrompt,
     /// A handoff is of one sequence.
     Sequences,
 }
@@ -58,6 +60,7 @@ impl fmt::Display for Indivisible {
                 "log probabilities of the prompt (prompt_logprobs, or echo with logprobs)"
             }
             Self::ForcedCall => "a tool_choice that forces a call",
+            Self::CutPrompt => "a negative truncate_prompt_tokens",
             Self::Sequences => "several choices or prompts",
         })
     }

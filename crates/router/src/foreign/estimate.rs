@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tasuki_core::Indivisible;
 
+use super::indivisible;
 use super::object::Object;
 use crate::error::ApiError;
 
@@ -83,39 +84,10 @@ impl Estimate {
             prompt: std::mem::take(&mut prompt.tokens),
             sequences: count.saturating_mul(n).min(MOST_SEQUENCES),
             is_batch: prompt.is_list || n > 1,
-            indivisible: indivisible(path, body),
+            indivisible: indivisible::of(path, body),
             max_tokens: max_tokens.max(1),
         })
     }
-}
-
-fn indivisible(path: &str, body: &Object) -> Option<Indivisible> {
-    if scores_prompt(path, body) {
-        Some(Indivisible::PromptLogprobs)
-    } else if must_call(body) {
-        Some(Indivisible::ForcedCall)
-    } else {
-        None
-    }
-}
-
-/// Whether it asks for log probabilities of the prompt. vLLM has them only where it computes the
-/// prompt: on a decode worker that pulls its KV they end the engine of some versions.
-fn scores_prompt(path: &str, body: &Object) -> bool {
-    // Engines read `1` and `"yes"` as true, too.
-    let echo = body.get("echo").map(RawValue::get);
-    let echoes = !matches!(echo, None | Some("null" | "false"));
-    // For chats with `echo` it asks for those of 0 alternatives by itself.
-    let is_chat = path == "/v1/chat/completions";
-    let scores = is_chat || body.has("logprobs") || body.has("top_logprobs");
-    body.has("prompt_logprobs") || (echoes && scores)
-}
-
-/// Whether the answer must be a call. vLLM's prefill worker parses the one token of its answer as a
-/// whole call, and refuses the request.
-fn must_call(body: &Object) -> bool {
-    let choice = body.get("tool_choice").map(RawValue::get);
-    !matches!(choice, None | Some("null" | r#""auto""# | r#""none""#))
 }
 
 /// A whole number; `None`: it is not given, or negative, which engines refuse themselves. They take
@@ -325,23 +297,6 @@ mod tests {
             (1, 1, false, 16)
         );
         assert_eq!(shape(GENERATE, "{}"), (1, 1, false, 128));
-        for (path, more, whole) in [
-            (COMPLETIONS, r#""prompt_logprobs":0"#, true),
-            (COMPLETIONS, r#""prompt_logprobs":null"#, false),
-            (COMPLETIONS, r#""echo":true,"logprobs":0"#, true),
-            (COMPLETIONS, r#""echo":1,"top_logprobs":2"#, true),
-            (COMPLETIONS, r#""echo":true"#, false),
-            (COMPLETIONS, r#""echo":false,"logprobs":1"#, false),
-            (CHAT, r#""echo":true"#, true),
-            (CHAT, r#""echo":false,"logprobs":true"#, false),
-            (CHAT, r#""tool_choice":"required""#, true),
-            (CHAT, r#""tool_choice":{"type":"function"}"#, true),
-            (CHAT, r#""tool_choice":"auto""#, false),
-            (CHAT, r#""tool_choice":null"#, false),
-        ] {
-            let estimate = of(path, &format!("{{{more}}}"));
-            assert_eq!(estimate.indivisible.is_some(), whole, "{path} {more}");
-        }
         let nothing = r#"{"n":null,"max_tokens":null}"#;
         assert_eq!(shape(CHAT, nothing), (1, 1, false, 256));
         // The engine refuses it.

@@ -9,6 +9,7 @@
 mod answer;
 mod estimate;
 pub mod events;
+mod indivisible;
 pub mod native;
 pub mod object;
 pub mod request;

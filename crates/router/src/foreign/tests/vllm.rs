@@ -125,6 +125,7 @@ async fn what_has_no_handoff_is_served_by_one_worker() {
         (COMPLETIONS, r#""prompt":"a","echo":true,"logprobs":1"#),
         (COMPLETIONS, r#""prompt":"a","prompt_logprobs":0"#),
         (CHAT, r#""messages":[],"echo":true"#),
+        (CHAT, r#""messages":[],"truncate_prompt_tokens":-1"#),
         (COMPLETIONS, r#""prompt":["a","b"]"#),
         (COMPLETIONS, r#""prompt":[[1,2],[3]]"#),
         (
@@ -142,7 +143,7 @@ async fn what_has_no_handoff_is_served_by_one_worker() {
         assert_eq!(got.status, 200, "{fields}: {}", got.body);
     }
     let legs: Vec<_> = workers.iter().flat_map(FakeWorker::legs).collect();
-    assert_eq!(legs, ["whole"; 8]);
+    assert_eq!(legs, ["whole"; 9]);
     fabric.check();
 }
 

@@ -144,6 +144,9 @@ fn prefill(worker: &Worker, path: &str, body: &Object, request_id: &str) -> Resp
             return fabric.violation(format!("prefill with {name} {found:?}"));
         }
     }
+    if body.read::<i64>("truncate_prompt_tokens") == Some(-1) {
+        return fabric.violation("the prompt is cut by the output, which is one token here");
+    }
     if body.read::<u32>("n").is_some_and(|n| n != 1) {
         return fabric.violation("prefill with n");
     }
