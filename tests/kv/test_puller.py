@@ -259,6 +259,33 @@ def test_a_peer_that_does_not_answer_yet_holds_up_its_own_orders_alone(bench: Be
     assert (done.order_id, done.error, done.reconnects) == (4, "", 1)
 
 
+def test_orders_of_a_peer_that_has_ended_fail_together(bench: Bench) -> None:
+    bench.connect()
+    for order_id in (1, 2, 3):
+        bench.pull(order_id, 2)
+    first, second = bench.handle(), bench.handle()
+    settled(bench)
+    bench.transport.away.add("p")
+    bench.transport.fail_connect = True
+    first.state = second.state = "error"
+    assert {bench.done().order_id for _ in range(2)} == {1, 2}
+    settled(bench)
+    assert bench.reports.empty(), "the third waits for the peer"
+    bench.pull(4, 1)
+    settled(bench)
+    bench.transport.away.clear()
+    assert [(done.order_id, done.error) for done in (bench.done(), bench.done())] == [
+        (3, "no route"),
+        (4, "no route"),
+    ]
+    settled(bench)
+    assert bench.transport.calls.count("connect p") == 2, "once for both"
+    bench.transport.fail_connect = False
+    bench.pull(5, 1)
+    bench.handle().state = "done"
+    assert not bench.done().error
+
+
 def test_a_peer_that_never_answers_is_left(bench: Bench) -> None:
     bench.transport.away.add("p")
     bench.connect("p")

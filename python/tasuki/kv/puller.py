@@ -183,9 +183,7 @@ class Puller(threading.Thread):
             del self._peers[name]
             self._transport.disconnect(name)
             self._report(PeerFailed(name, str(error)))
-            for order in peer.orders:
-                if order.pieces:  # else it was cancelled
-                    self._fail(order, str(error))
+            self._fail_waiting(peer, str(error))
             return False
 
     def _open(self, name: str, peer: Peer) -> bool:
@@ -250,6 +248,12 @@ class Puller(threading.Thread):
         order.error = order.error or error
         order.pieces.clear()
         self._settle(order)
+
+    def _fail_waiting(self, peer: Peer, error: str) -> None:
+        """No connection can be made: fail the peer's orders, which have nothing under way."""
+        for order in peer.orders:
+            if order.pieces:  # else it was cancelled
+                self._fail(order, error)
 
     def _settle(self, order: Order) -> None:
         """Report an order if nothing of it is left to do."""
@@ -344,8 +348,13 @@ class Puller(threading.Thread):
             try:
                 if not self._open(name, peer):
                     break
-                order.pieces.popleft()
-                moved = True
+            except TasukiError as error:
+                peer.broken = True
+                self._fail_waiting(peer, str(error))
+                continue
+            order.pieces.popleft()
+            moved = True
+            try:
                 if order.descriptors == 0:
                     order.posted_s = self._clock()
                 order.descriptors += len(runs)
