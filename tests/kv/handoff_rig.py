@@ -88,7 +88,7 @@ class CopyTransport:
         """As a process that is gone."""
         del _POOLS[self.metadata.hex()]
 
-    def reached(self, peer: str, metadata: bytes) -> bool:
+    def reached(self, peer: str, metadata: bytes, plan: TransferPlan) -> bool:
         return True
 
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:

@@ -36,7 +36,7 @@ class Scripted:
         self.away: set[str] = set()  # who does not answer yet
         self.closed = threading.Event()
 
-    def reached(self, peer: str, metadata: bytes) -> bool:
+    def reached(self, peer: str, metadata: bytes, plan: TransferPlan) -> bool:
         return peer not in self.away
 
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:

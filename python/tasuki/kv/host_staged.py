@@ -31,6 +31,7 @@ from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.nixl_agent import Agent, NixlRead, Piece, RemoteAgent, describe
 from tasuki.kv.pool_copies import PoolCopies, Rows
+from tasuki.kv.reaching import Joining, Steps
 from tasuki.kv.repack import Repack
 from tasuki.kv.staging import (
     LANES,
@@ -50,7 +51,6 @@ log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<Q")  # address of the slots, before the agent's metadata
 _REPLY_S = 10.0  # for a source to welcome, or to stage a part
-_POLL_S = 1e-3  # between looks for a welcome
 _PROBE_BYTES = 4096  # what is read of a peer to see how its slots are read
 
 
@@ -74,6 +74,7 @@ class HostStagedTransport(PoolTransport["_Peer"]):
         self._next_id = 0
         self._replies: dict[str, str] = {}  # of the staging thread, by what was asked
         self._stopping = threading.Event()
+        self._joining = Joining(self._join, self._leave)
 
     @property
     def max_inflight_bytes(self) -> int:
@@ -90,6 +91,8 @@ class HostStagedTransport(PoolTransport["_Peer"]):
         self._slots = Slots(pinned=pool.is_cuda)
         address, size_bytes = self._slots.memory.data_ptr(), self._slots.memory.numel()
         self._agent.register((address, size_bytes, 0), "DRAM", (pool, self._slots))
+        self._scratch = torch.empty(_PROBE_BYTES, dtype=torch.uint8)
+        self._agent.register((self._scratch.data_ptr(), _PROBE_BYTES, 0), "DRAM", self._scratch)
         self.metadata = _HEADER.pack(address) + self._agent.metadata
         self.pool = pool
         self._copies = PoolCopies(pool)  # of the transfer thread
@@ -97,6 +100,14 @@ class HostStagedTransport(PoolTransport["_Peer"]):
         threading.Thread(
             target=server.run, args=(self._stopping,), name="kv-staging", daemon=True
         ).start()
+
+    def reached(self, peer: str, metadata: bytes, plan: TransferPlan) -> bool:
+        """Whether the peer gave us a set of its slots, and a few bytes were read.
+
+        Raises:
+            TransportError: It cannot be reached, or has no set left.
+        """
+        return self._joining.done(peer, metadata, plan)
 
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Make ourselves known to `peer`, which gives us a set of its slots.
@@ -107,27 +118,40 @@ class HostStagedTransport(PoolTransport["_Peer"]):
         Raises:
             TransportError: It cannot be reached, or has no set left.
         """
+        known = self._peers[peer] = self._joining.take(peer, metadata, plan)
+        return known.way
+
+    def _join(self, peer: str, metadata: bytes, plan: TransferPlan) -> Steps[_Peer]:
         if not self._own_sets:
             raise TransportError(f"{MAX_PEERS} workers are being read through host memory: no more")
-        (address,) = _HEADER.unpack_from(metadata)
-        with self._agent.connecting(peer, metadata[_HEADER.size :]) as remote:
-            set_there = self._greet(remote)
-            here = Piece(self._slots.slot(self._own_sets[-1], 0).data_ptr(), _PROBE_BYTES)
-            there = Piece(address + slot_offset(set_there, 0), _PROBE_BYTES)
-            way = self._agent.check_way(peer, metadata[_HEADER.size :], remote, here, there)
-        self._peers[peer] = _Peer(remote, plan, address, set_there, self._own_sets.pop())
-        return way
+        own_set = self._own_sets.pop()
+        try:
+            (address,) = _HEADER.unpack_from(metadata)
+            of_agent = metadata[_HEADER.size :]
+            with self._agent.connecting(peer, of_agent) as remote:
+                set_there = yield from self._greet(remote)
+                here = Piece(self._scratch.data_ptr(), _PROBE_BYTES)
+                there = Piece(address + slot_offset(set_there, 0), _PROBE_BYTES)
+                way = yield from self._agent.check_way(peer, of_agent, remote, here, there)
+                return _Peer(remote, plan, address, set_there, own_set, way)
+        except BaseException:
+            self._own_sets.append(own_set)
+            raise
 
     def disconnect(self, peer: str) -> None:
         """Forget `peer`; nothing is under way from it."""
+        self._joining.forget(peer)
         known = self._peers.pop(peer, None)
         if known is not None:
-            self._own_sets.append(known.own_set)
-            try:
-                self._agent.send(known.agent, {"ask": "bye"})
-            except Exception as error:  # it may be gone already
-                log.debug("leaving %s: %s", peer, describe(error))
-            self._agent.forget(known.agent)
+            self._leave(known)
+
+    def _leave(self, known: _Peer) -> None:
+        self._own_sets.append(known.own_set)
+        try:
+            self._agent.send(known.agent, {"ask": "bye"})
+        except Exception as error:  # it may be gone already
+            log.debug("leaving %s: %s", known.agent, describe(error))
+        self._agent.forget(known.agent)
 
     def post(self, peer: str, runs: Sequence[Run]) -> StagedTransfer:
         """Begin to read.
@@ -219,8 +243,8 @@ class HostStagedTransport(PoolTransport["_Peer"]):
         assert part.copied is not None
         return part.copied()
 
-    def _greet(self, remote: RemoteAgent) -> int:
-        """Ask a source for a set of its slots. Returns the set."""
+    def _greet(self, remote: RemoteAgent) -> Steps[int]:
+        """Ask a source for a set of its slots; yields until it answers. Returns the set."""
         self._next_id += 1
         asked = str(self._next_id)
         hello = {"ask": "hello", "id": asked, "metadata": self._agent.metadata.hex()}
@@ -229,7 +253,7 @@ class HostStagedTransport(PoolTransport["_Peer"]):
         while asked not in self._replies:
             if time.monotonic() > deadline_s:
                 raise TransportError(f"the peer did not answer within {_REPLY_S:g} s")
-            time.sleep(_POLL_S)
+            yield
         reply = self._replies.pop(asked)
         if not reply.isdecimal():
             raise TransportError(reply)
@@ -281,12 +305,13 @@ class _Part:
 
 @dataclass(slots=True)
 class _Peer:
-    """A source: `address` of its slots, our set there, the set here, parts by lane."""
+    """A source: `address` of its slots, our set there, the set here, its way, parts by lane."""
 
     agent: RemoteAgent
     plan: TransferPlan
     address: int
     set_there: int
     own_set: int
+    way: Way | None
     lanes: dict[int, _Part] = field(default_factory=dict)
     waiting: deque[_Part] = field(default_factory=deque)

@@ -1,7 +1,7 @@
 """One-sided reads by Mooncake's transfer engine, from pool to pool, over TCP.
 
 Owns the engine and what is under way. Runs on the main thread until `register`, on the transfer
-thread from then on.
+thread from then on; peers are connected to by threads of `reaching.py`.
 
 Mooncake is asked for one contiguous row of bytes at a time, because its Python interface tells
 the state of one row only. It queues rows for each peer and refuses more than a bound, so that of
@@ -30,6 +30,7 @@ from tasuki.kv.layout import CacheLayout
 from tasuki.kv.mooncake_engine import Engine
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.pool_copies import PoolCopies
+from tasuki.kv.reaching import Reaching
 from tasuki.kv.repack import Repack
 from tasuki.kv.staged_reads import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
@@ -62,6 +63,8 @@ class MooncakeTransport(PoolTransport["_Peer"]):
         self._network = network
         self._engine = Engine(network)
         self._met: dict[str, bytes] = {}  # tokens, by session
+        self._lock = threading.Lock()  # of both
+        self._reaching = Reaching(self._reach, lambda _: None)
 
     @property
     def max_inflight_bytes(self) -> int:
@@ -86,6 +89,10 @@ class MooncakeTransport(PoolTransport["_Peer"]):
         self._copies = PoolCopies(pool)  # of the transfer thread
         self.pool = pool
 
+    def reached(self, peer: str, metadata: bytes, plan: TransferPlan) -> bool:
+        """Whether the peer's token was read, or cannot be."""
+        return self._reaching.done(peer, metadata)
+
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Read a peer's token; its metadata's digest is checked by now.
 
@@ -95,28 +102,31 @@ class MooncakeTransport(PoolTransport["_Peer"]):
         Raises:
             TransportError: It cannot be reached, is another process by now, or TCP is not allowed.
         """
-        try:
-            told = json.loads(metadata)
-            session, at, token = str(told["session"]), int(told["at"]), bytes.fromhex(told["token"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise TransportError(f"{peer} tells of no Mooncake engine ({error})") from error
+        session, _, _ = _told(peer, metadata)
         way = Way("tcp", (f"tcp/{session.rpartition(':')[0]}",))
         check_required(way, self._network.require, peer)
-        if self._met.get(session, token) != token:
-            # The engine keeps what it once learned of a session. A new one knows nothing.
-            self._engine, self._met = Engine(self._network), {}
-        self._met[session] = token
-        known = _Peer(self._engine, session)
-        if (found := _within(_GREETING_S, session, lambda: known.token(at))) != token:
-            raise TransportError(
-                f"{peer} at {session} is another process by now (its token is {found.hex()})"
-            )
+        known = self._reaching.take(peer, metadata)
         known.begin = self._slices_of(known, plan) if plan.alike else self._staged(known, plan)
         self._peers[peer] = known
         return way
 
+    def _reach(self, peer: str, metadata: bytes) -> _Peer:
+        session, at, token = _told(peer, metadata)
+        with self._lock:
+            if self._met.get(session, token) != token:
+                # The engine keeps what it once learned of a session. A new one knows nothing.
+                self._engine, self._met = Engine(self._network), {}
+            self._met[session] = token
+            known = _Peer(self._engine, session)
+        if (found := _within(_GREETING_S, session, lambda: known.token(at))) != token:
+            raise TransportError(
+                f"{peer} at {session} is another process by now (its token is {found.hex()})"
+            )
+        return known
+
     def disconnect(self, peer: str) -> None:
         """Forget a peer; nothing is under way from it."""
+        self._reaching.forget(peer)
         known = self._peers.pop(peer, None)
         if known is not None and known.staging is not None:
             self._staging.give_back(known.staging)
@@ -248,6 +258,19 @@ class MooncakeRead:
         if self.error:
             raise TransportError(self.error)
         return True
+
+
+def _told(peer: str, metadata: bytes) -> tuple[str, int, bytes]:
+    """Where a peer's engine listens, where its token is, and what it is.
+
+    Raises:
+        TransportError: The metadata does not say so.
+    """
+    try:
+        told = json.loads(metadata)
+        return str(told["session"]), int(told["at"]), bytes.fromhex(told["token"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TransportError(f"{peer} tells of no Mooncake engine ({error})") from error
 
 
 def _within(seconds: float, session: str, call: Callable[[], bytes]) -> bytes:

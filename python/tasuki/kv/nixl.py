@@ -23,6 +23,7 @@ from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.nixl_agent import OWN, Agent, NixlRead, Piece, RemoteAgent, describe
 from tasuki.kv.pool_copies import PoolCopies
+from tasuki.kv.reaching import Joining, Steps
 from tasuki.kv.repack import Repack
 from tasuki.kv.staged_reads import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
@@ -54,6 +55,7 @@ class NixlTransport(PoolTransport["_Peer"]):
         self._local: dict[tuple[Region, int], Any] = {}  # prepared slices of our blocks
         self._memory = "DRAM"
         self._device = torch.device("cpu")
+        self._joining = Joining(self._join, self._leave)
 
     @property
     def max_inflight_bytes(self) -> int:
@@ -79,6 +81,14 @@ class NixlTransport(PoolTransport["_Peer"]):
         self._device = pool.device
         self.pool = pool
 
+    def reached(self, peer: str, metadata: bytes, plan: TransferPlan) -> bool:
+        """Whether a few bytes of the peer were read, or do not come soon.
+
+        Raises:
+            TransportError: NIXL refuses the metadata, or the peer cannot be reached.
+        """
+        return self._joining.done(peer, metadata, plan)
+
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Load a peer's metadata (its digest is checked by now) and prepare its blocks.
 
@@ -88,26 +98,29 @@ class NixlTransport(PoolTransport["_Peer"]):
         Raises:
             TransportError: NIXL refuses it, or the peer cannot be reached.
         """
+        known = self._peers[peer] = self._joining.take(peer, metadata, plan)
+        return known.way
+
+    def _join(self, peer: str, metadata: bytes, plan: TransferPlan) -> Steps[_Peer]:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # this thread's, for UCX's copies
         mapping = Mapping(metadata[:TICKET_BYTES])
         try:
             with self._agent.connecting(peer, metadata[TICKET_BYTES:]) as remote:
-                way = self._way(peer, metadata[TICKET_BYTES:], remote, plan)
+                way = yield from self._way(peer, metadata[TICKET_BYTES:], remote, plan)
                 theirs = self._agent.prepare(remote, plan.remote, plan.slice_bytes)
                 if plan.alike:
                     ours, staged = self._prepared(plan.local, plan.slice_bytes), None
                 else:
                     ours, staged = None, self._staged(plan, theirs)
-                self._peers[peer] = _Peer(remote, ours, theirs, mapping, staged)
-        except TransportError:
+                return _Peer(remote, ours, theirs, mapping, way, staged)
+        except BaseException:
             mapping.close()
             raise
-        return way
 
     def _way(
         self, peer: str, metadata: bytes, remote: RemoteAgent, plan: TransferPlan
-    ) -> Way | None:
+    ) -> Steps[Way | None]:
         size, theirs = min(_PROBE_BYTES, plan.slice_bytes), plan.remote
         here = Piece(self._scratch.data_ptr(), size, plan.local.device, self._memory)
         there = Piece(theirs.address, size, theirs.device, theirs.memory)
@@ -115,13 +128,17 @@ class NixlTransport(PoolTransport["_Peer"]):
 
     def disconnect(self, peer: str) -> None:
         """Forget a peer's metadata; nothing is under way from it."""
+        self._joining.forget(peer)
         known = self._peers.pop(peer, None)
         if known is not None:
-            known.remote.release()
-            self._agent.forget(known.agent)
-            known.mapping.close()
-            if known.staged is not None:
-                self._staging.give_back(known.staged.memory)
+            self._leave(known)
+
+    def _leave(self, known: _Peer) -> None:
+        known.remote.release()
+        self._agent.forget(known.agent)
+        known.mapping.close()
+        if known.staged is not None:
+            self._staging.give_back(known.staged.memory)
 
     def post(self, peer: str, runs: Sequence[Run]) -> NixlRead | StagedRead:
         """Begin to read; over CMA the bytes are here, or staged, when this returns.
@@ -170,13 +187,14 @@ class NixlTransport(PoolTransport["_Peer"]):
 class _Peer:
     """A loaded remote agent, both sides' prepared slices, its pool if it is on a GPU here.
 
-    `staged`: its blocks have another size.
+    `way`: how its blocks travel, where that is known. `staged`: its blocks have another size.
     """
 
     agent: RemoteAgent
     local: Any
     remote: Any
     mapping: Mapping
+    way: Way | None
     staged: StagedPeer | None = None
 
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from tasuki.kv import ucx_log
 from tasuki.kv.net_devices import LOCAL, Network, net_devices
+from tasuki.kv.reaching import Steps
 from tasuki.kv.transfer_plan import Region
 from tasuki.kv.transport import TransportError, check_required
 from tasuki.kv.ways import Way
@@ -50,8 +51,7 @@ _ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "ERROR",
 }
 
-_PROBE_S = 2.0  # for the few bytes that show a way: the transfer thread waits for them
-_PROBE_POLL_S = 1e-4
+_PROBE_S = 2.0  # for the few bytes that show a way
 
 # Registered memory and its agents live to the end of the process, also without their transport.
 _KEPT: list[object] = []
@@ -124,7 +124,7 @@ class Agent:
 
     @contextlib.contextmanager
     def connecting(self, peer: str, metadata: bytes) -> Iterator[RemoteAgent]:
-        """Load the agent of `peer` and connect to it; forgotten again if the block raises.
+        """Load the agent of `peer` and connect to it; forgotten again if the block does not end.
 
         Raises:
             TransportError: NIXL refuses the metadata, or the peer cannot be reached.
@@ -134,10 +134,10 @@ class Agent:
             remote = self.load(metadata)
             self._agent.make_connection(remote, backends=self._backends)
             yield remote
-        except Exception as error:
+        except BaseException as error:
             if remote is not None:
                 self.forget(remote)
-            if isinstance(error, TransportError):
+            if isinstance(error, TransportError) or not isinstance(error, Exception):
                 raise
             raise TransportError(f"NIXL cannot connect to {peer}: {describe(error)}") from error
 
@@ -154,8 +154,8 @@ class Agent:
 
     def check_way(
         self, peer: str, metadata: bytes, remote: RemoteAgent, here: Piece, there: Piece
-    ) -> Way | None:
-        """Read a few bytes of a connected peer, and name the way that they took.
+    ) -> Steps[Way | None]:
+        """Read a few bytes of a connected peer, and name the way that they took; step by step.
 
         Args:
             peer: For messages.
@@ -171,15 +171,14 @@ class Agent:
         Raises:
             TransportError: The read fails, or the way is not what the operator requires.
         """
-        before = ucx_log.ways(self._name)
-        ended = _ends(self._read(remote, here, there))
+        ended = yield from _ends(self._read(remote, here, there))
         ways = ucx_log.ways(self._name) if ended else []
-        found = ways[len(before) :] or ways
-        # Connections with one configuration are described once: of several earlier ones it is
-        # not known which one this is. An agent of its own has no earlier ones.
-        way = found[0] if len(found) == 1 else None
-        if len(found) > 1:
-            way = Agent(self._network, self.backend)._way_apart(peer, metadata, here, there)
+        # Connections with one configuration are described once: of several it is not known which
+        # one this is. An agent of its own has one.
+        way = ways[0] if len(ways) == 1 else None
+        if len(ways) > 1:
+            apart = Agent(self._network, self.backend)
+            way = yield from apart._way_apart(peer, metadata, here, there)
         self._require(way, peer)
         return way
 
@@ -193,11 +192,13 @@ class Agent:
                 " UCX_LOG_FILE, UCX_LOG_LEVEL and UCX_PROTO_INFO"
             )
 
-    def _way_apart(self, peer: str, metadata: bytes, here: Piece, there: Piece) -> Way | None:
+    def _way_apart(
+        self, peer: str, metadata: bytes, here: Piece, there: Piece
+    ) -> Steps[Way | None]:
         memory = [(here.address, here.size_bytes, here.device, "")]
         registered = self._agent.register_memory(memory, here.memory, backends=self._backends)
         with self.connecting(peer, metadata) as remote:
-            _ends(self._read(remote, here, there))
+            yield from _ends(self._read(remote, here, there))
         self.forget(remote)
         self._agent.deregister_memory(registered)
         return next(iter(ucx_log.ways(self._name)), None)
@@ -320,13 +321,13 @@ def environment_for(network: Network, own: Mapping[str, str]) -> tuple[dict[str,
     return variables, why
 
 
-def _ends(read: NixlRead) -> bool:
-    """Whether a small read ends soon."""
+def _ends(read: NixlRead) -> Steps[bool]:
+    """Whether a small read ends soon; yields until that is known."""
     deadline_s = time.monotonic() + _PROBE_S
     while not read.done():
         if time.monotonic() > deadline_s:
             return False
-        time.sleep(_PROBE_POLL_S)
+        yield
     return True
 
 

@@ -192,7 +192,7 @@ class Puller(threading.Thread):
             self._transport.disconnect(name)
             peer.connected = peer.broken = False
         if not peer.connected:
-            if not self._transport.reached(name, peer.metadata):
+            if not self._transport.reached(name, peer.metadata, peer.plan):
                 return False
             way = self._transport.connect(name, peer.metadata, peer.plan)
             peer.connected, peer.joining = True, False

@@ -89,7 +89,7 @@ class ShmTransport(PoolTransport["_Peer"]):
         self._slot_bytes = pool.shape[-1] * pool.element_size()
         self.pool = pool
 
-    def reached(self, peer: str, metadata: bytes) -> bool:
+    def reached(self, peer: str, metadata: bytes, plan: TransferPlan) -> bool:
         """Whether the peer gave its pool's descriptor, or does not."""
         return self._reaching.done(peer, metadata)
 

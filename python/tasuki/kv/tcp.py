@@ -77,7 +77,7 @@ class TcpTransport(PoolTransport["_Peer"]):
         self._copies = PoolCopies(pool)  # of the transfer thread
         self.pool = pool
 
-    def reached(self, peer: str, metadata: bytes) -> bool:
+    def reached(self, peer: str, metadata: bytes, plan: TransferPlan) -> bool:
         """Whether the connections are there, or cannot be made."""
         return self._reaching.done(peer, metadata)
 

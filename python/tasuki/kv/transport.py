@@ -96,8 +96,12 @@ class Transport(Protocol):
     def metadata(self) -> bytes:
         """What a peer's `connect` takes."""
 
-    def reached(self, peer: str, metadata: bytes) -> bool:
-        """Whether `connect` need not wait for `peer`; to be asked again until it is so."""
+    def reached(self, peer: str, metadata: bytes, plan: TransferPlan) -> bool:
+        """Whether `connect` need not wait for `peer`; to be asked again until it is so.
+
+        Raises:
+            TransportError: it cannot be reached.
+        """
 
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Make `peer` readable; may block for a while.
@@ -218,7 +222,7 @@ class PoolTransport(Generic[Peer]):
         """A pool as `CacheLayout.allocate` makes it."""
         return layout.allocate(device)
 
-    def reached(self, peer: str, metadata: bytes) -> bool:
+    def reached(self, peer: str, metadata: bytes, plan: TransferPlan) -> bool:
         """It is: no `connect` waits for a peer."""
         return True
 
