@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
+import io
 import json
+import logging
 import mmap
 import multiprocessing
 import os
@@ -147,7 +150,7 @@ def test_a_stopped_source_does_not_hold_up_the_thread(
         ({"host": "00"}, r"far is on another host.*put both on one, or .*--transport nixl-ucx"),
         ({"network": "net:[1]"}, r"another network namespace .*both in one container.*nixl-ucx"),
         ({"users": "user:[1]"}, r"another user namespace .*in one container.*nixl-ucx"),
-        ({"key": "00" * 32}, "far has another key: it is another process by now"),
+        ({"key": "00" * 32}, "far closed the connection: it is another process by now, .*ended"),
         ({"door": "tasuki-kv-nobody"}, "far cannot be reached, it has ended"),
         ({"bytes": POOL_BYTES + 1}, "is not one of 1048577 that keeps its size"),
         ({"bytes": POOL_BYTES - 1}, "the peer's blocks lie from"),
@@ -298,6 +301,39 @@ def test_a_source_without_the_key_is_not_believed(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(TransportError, match="does not answer"):
             Visit("source", "tasuki-kv-impostor", key)
     assert len(os.listdir("/proc/self/fd")) <= before, "nothing stays open"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_source_that_cannot_give_its_descriptor_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The kernel limits how many descriptors of a user are under way."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    other = context.Process(target=_with_too_many_under_way, args=(theirs,))
+    other.start()
+    assert ours.poll(DEADLINE_S)
+    said, logged = ours.recv()
+    assert "far closed the connection: it is another process by now, has ended, or" in said
+    assert "the KV pool cannot be given to a reader: [Errno 109] Too many references" in logged
+    other.join(DEADLINE_S)
+    assert other.exitcode == 0
+
+
+def _with_too_many_under_way(pipe: Connection) -> None:
+    log = io.StringIO()
+    logging.basicConfig(stream=log, force=True)
+    assert ctypes.CDLL(None).setuid(OTHER_USER) == 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    door = Door(os.memfd_create("pool"))
+    filled, _kept = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.suppress(OSError):
+        while True:
+            socket.send_fds(filled, [b"x"], [0])
+    try:
+        Visit("far", door.name, door.key)
+    except TransportError as error:
+        pipe.send((str(error), log.getvalue()))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")

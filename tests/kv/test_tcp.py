@@ -193,7 +193,7 @@ def _read_on(metadata: bytes, wire: bytes, begun: Any) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"key": "00" * 32}, "far at .* has another key: it is another process by now"),
+        ({"key": "00" * 32}, "far at .* closed the connection: it has ended, or"),
         ({"port": 1}, r"far at 127\.0\.0\.1 port 1 cannot be reached"),
         ({"host": "no.such.invalid"}, r"far at no\.such\.invalid port \d+ cannot be reached"),
         ({"key": "not hexadecimal"}, "far tells of no TCP source"),
@@ -278,6 +278,9 @@ def test_a_reader_that_takes_nothing_loses_its_connection(
 def test_a_source_without_the_key_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process at the address, which sends what it likes."""
     source, other = (TcpSource("127.0.0.1", memoryview(b"pool"), 0) for _ in range(2))
+    with pytest.raises(TransportError, match="closed the connection: it has ended, or"):
+        TcpPeer("source", ("127.0.0.1", other.port), source.key)
+    monkeypatch.setattr(greeting, "admit", lambda reader, _: bytes(16 + 32))
     with pytest.raises(TransportError, match="has another key: it is another process by now"):
         TcpPeer("source", ("127.0.0.1", other.port), source.key)
     monkeypatch.setattr(greeting, "GREETING_S", 0.3)

@@ -122,7 +122,11 @@ class Door:
         if not reply:
             log.warning("a process without the key asked for the KV pool")
             return False
-        socket.send_fds(reader, [reply], [self._descriptor])
+        try:
+            socket.send_fds(reader, [reply], [self._descriptor])
+        except OSError as error:
+            log.warning("the KV pool cannot be given to a reader: %s", error)
+            return False
         return True
 
 
@@ -173,6 +177,11 @@ class Visit:
         reply, descriptors, _, _ = socket.recv_fds(
             self._connection, greeting.PROOF_BYTES, 1, socket.MSG_CMSG_CLOEXEC
         )
+        if not reply:
+            raise TransportError(
+                f"{self._peer} closed the connection: it is another process by now, has ended, or"
+                " says in its log why it does not give its KV pool"
+            )
         trusted = hmac.compare_digest(reply, expected)
         if trusted and descriptors:
             return descriptors[0]

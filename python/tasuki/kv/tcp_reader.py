@@ -172,26 +172,29 @@ def _connect(peer: str, place: tuple[str, int], key: bytes) -> socket.socket:
         TransportError: See `TcpPeer`.
     """
     connection: socket.socket | None = None
+    at = f"{peer} at {place[0]} port {place[1]}"
     try:
         connection = socket.create_connection(place, timeout=greeting.GREETING_S)
         expected = greeting.introduce(connection, key)
-        trusted = hmac.compare_digest(greeting.message(connection, len(expected)), expected)
+        reply = greeting.message(connection, len(expected))
+        trusted = hmac.compare_digest(reply, expected)
         tune(connection, STALL_S)
         size = _REQUEST_BUFFER_BYTES
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
     except OSError as error:
         if connection is not None:
             connection.close()
-        at = f"{peer} at {place[0]} port {place[1]}"
         if isinstance(error, TimeoutError):
             limit_s = greeting.GREETING_S
             raise TransportError(f"{at} does not answer within {limit_s:g} s") from None
         raise TransportError(f"{at} cannot be reached: {error}") from error
     if not trusted:
         connection.close()
-        raise TransportError(
-            f"{peer} at {place[0]} port {place[1]} has another key: it is another process by now"
-        )
+        if not reply:
+            raise TransportError(
+                f"{at} closed the connection: it has ended, or is another process by now"
+            )
+        raise TransportError(f"{at} has another key: it is another process by now")
     return connection
 
 
