@@ -52,6 +52,7 @@ ALLOWED_PACKAGES = {
         "attention",
         "background",
         "command_line",
+        "control_groups",
         "device_limits",
         "engine",
         "execution",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from pathlib import Path
+
+from tasuki import control_groups
+
+_VERSION_1 = ("quota", "period")
 
 
 def cpu_name() -> str:
@@ -18,13 +23,25 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
+def usable_cores(cgroup: Path = control_groups.ROOT) -> float:
     """CPU cores of this process: its affinity, and the container's quota if there is one."""
     cores = float(len(os.sched_getaffinity(0)))
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, int(quota) / int(period))
-    except (OSError, ValueError):
-        pass
+    for folder in control_groups.folders("cpu", cgroup):
+        with contextlib.suppress(OSError, ValueError):  # no quota
+            cores = min(cores, _quota(folder))
     return cores
+
+
+def _quota(group: Path) -> float:
+    """Cores that a control group may use.
+
+    Raises:
+        OSError, ValueError: It has no quota.
+    """
+    if (both := group / "cpu.max").exists():
+        quota, period = both.read_text().split()
+    else:  # version 1
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in _VERSION_1)
+    if int(quota) <= 0:
+        raise ValueError(f"a quota of {quota} is none")
+    return int(quota) / int(period)

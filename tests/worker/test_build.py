@@ -38,3 +38,12 @@ def test_a_quota_is_read(tmp_path: Path) -> None:
     for text, cores in (("max 100000", machine), ("50000 100000", 0.5), ("nonsense", machine)):
         (tmp_path / "cpu.max").write_text(f"{text}\n")
         assert usable_cores(tmp_path) == cores
+
+
+def test_a_quota_of_version_1_is_read(tmp_path: Path) -> None:
+    machine = usable_cores(tmp_path)
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    for quota, cores in (("-1", machine), ("50000", 0.5)):
+        (tmp_path / "cpu/cpu.cfs_quota_us").write_text(f"{quota}\n")
+        assert usable_cores(tmp_path) == cores

@@ -71,6 +71,18 @@ def test_page_cache_of_a_container_is_memory_that_can_be_taken(tmp_path: Path) -
     assert available_bytes(tmp_path) == 59 << 20
 
 
+def test_a_limit_of_version_1_counts(tmp_path: Path) -> None:
+    group = tmp_path / "memory"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(f"{64 << 20}\n")
+    (group / "memory.usage_in_bytes").write_text(f"{63 << 20}\n")
+    stat = f"active_file 0\ntotal_inactive_file {50 << 20}\ntotal_active_file {8 << 20}\n"
+    (group / "memory.stat").write_text(stat)
+    assert available_bytes(tmp_path) == 59 << 20
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert available_bytes(tmp_path) > 1 << 20
+
+
 def test_without_a_limit_the_machines_memory_counts(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert available_bytes(tmp_path) > 1 << 20

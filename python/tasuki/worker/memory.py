@@ -5,12 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from tasuki import control_groups
 from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup, longest_blocks, pages_for
 from tasuki.worker.config import ConfigError
 
 _DEFAULT_SHARE = 8  # of the memory that is free: an eighth for one worker's pool
 _ENOUGH_SEQUENCES = 32  # more blocks than this many longest requests help nobody
+
+
+class _Names(NamedTuple):
+    """Files of a control group, and fields of its `memory.stat`."""
+
+    limit: str
+    used: str
+    cached: tuple[str, str]
+
+
+_VERSIONS = (
+    _Names("memory.max", "memory.current", ("inactive_file", "active_file")),
+    _Names(
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,27 +41,29 @@ class PoolSize:
     max_model_len: int
 
 
-def available_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
+def available_bytes(cgroup: Path = control_groups.ROOT) -> int:
     """Memory that can still be taken on this machine or in this container, in bytes.
 
     Args:
-        group: Control group of the container.
+        cgroup: Where control groups are mounted.
     """
     fields = dict(
         line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
     )
     free = int(fields["MemAvailable"].split()[0]) * 1024
-    limit = group / "memory.max"
-    if limit.exists() and (text := limit.read_text().strip()) != "max":
-        used = int((group / "memory.current").read_text()) - _cached_bytes(group)
-        free = min(free, max(0, int(text) - used))
+    for group in control_groups.folders("memory", cgroup):
+        for names in _VERSIONS:
+            limit = group / names.limit
+            if limit.exists() and (text := limit.read_text().strip()) != "max":
+                used = int((group / names.used).read_text()) - _cached_bytes(group, names)
+                free = min(free, max(0, int(text) - used))
     return free
 
 
-def _cached_bytes(group: Path) -> int:
+def _cached_bytes(group: Path, names: _Names) -> int:
     """Page cache of files, such as the weights, which the kernel gives up when memory is needed."""
     fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return int(fields["inactive_file"]) + int(fields["active_file"])
+    return sum(int(fields[name]) for name in names.cached)
 
 
 def size_pool(
