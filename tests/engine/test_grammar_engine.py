@@ -19,7 +19,8 @@ from support import searches
 
 from tasuki.engine.api import FinishReason, LegEndReason, RequestSpec
 from tasuki.engine.errors import FailureKind, GrammarError
-from tasuki.engine.grammar import Grammar, GrammarSource
+from tasuki.engine.grammar import Grammar, GrammarSource, GrammarState
+from tasuki.engine.mask_threads import LIMIT_S
 from tasuki.execution import sampler
 
 STOPS = frozenset({EOS})
@@ -139,6 +140,25 @@ def test_a_cached_prefix_changes_nothing():
     assert rig.outputs["b", 0][0].cached_prompt_tokens > 0
     assert rig.tokens("a") == rig.tokens("b")
     assert re.fullmatch("[a-z]{5,9}", answer(rig, "a") or "")
+
+
+def test_a_step_may_take_as_long_as_its_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grammars that get stuck take their time; the engine does not count as hung meanwhile."""
+    rig = rig_of(step_timeout_s=2.0)
+    run(rig, [ask("free", None, max_tokens=9)])
+    assert rig.engine.step_limit_s == 2.0
+    limits: list[float] = []
+    fill_all = GrammarState.fill_all
+
+    def fill(*args: Any) -> None:
+        limits.append(rig.engine.step_limit_s)
+        fill_all(*args)
+
+    monkeypatch.setattr(GrammarState, "fill_all", staticmethod(fill))
+    run(rig, [ask("a", regex("[a-z]{4,8}")), ask("b", None, max_tokens=30)])
+    # All of a step's in one call, then 16 grammars that get stuck, at most 8 at once.
+    assert len(limits) >= 4 and min(limits) >= 2.0 + 3 * LIMIT_S
+    assert rig.engine.step_limit_s == 2.0
 
 
 def test_preempted_answers_go_on_within_the_grammar():

@@ -202,8 +202,10 @@ def test_a_call_that_is_left_behind_changes_no_answer(monkeypatch: pytest.Monkey
 def test_while_too_many_are_stuck_nothing_is_tried() -> None:
     may = threading.Event()
     threads = MaskThreads(limit_s=0.05, threads=1, most_left_behind=2)
-    waits = [lambda: may.wait(30) and None] * 2
-    assert all(isinstance(error, StuckError) for error in threads.run(waits))
+    waits = [lambda: may.wait(30) and None] * 4
+    errors = threads.run(waits)
+    assert [isinstance(error, StuckError) for error in errors] == [True, True, False, False]
+    assert all(kind_of(error) is FailureKind.OVERLOAD for error in errors[2:] if error is not None)
     [error] = threads.run([lambda: None])
     assert error is not None and kind_of(error) is FailureKind.OVERLOAD
     assert "restart" in str(error)

@@ -339,7 +339,8 @@ class Engine:
         self.step_limit_s = max(landing_limit_s, self._limit_s(plan, compiled=False))
         flight = self._runner.launch(plan, started_s)
         self._queues.launched(plan)
-        self._flight_limit_s = self._limit_s(plan, compiled=True)
+        masks_s = self._runner.longest_masks_s if flight.needs_masks else 0.0
+        self._flight_limit_s = self._limit_s(plan, compiled=True) + masks_s
         self.step_limit_s = max(landing_limit_s, self._flight_limit_s)
         launched_s = self._clock()
         self._rates.record_launch(launched_s - started_s, bool(plan.prefill_tokens))

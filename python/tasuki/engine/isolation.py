@@ -50,6 +50,11 @@ class Flight:
     masks: StepMasks | None = None
     error: Exception | None = None
 
+    @property
+    def needs_masks(self) -> bool:
+        """Whether it is to be sampled with masks, and is not yet."""
+        return self.error is None and self.masks is None and bool(self.work.constrained)
+
 
 class IsolatingRunner:
     """Steps of a `Runner`, whose errors it pins on requests; makes the masks for `sample`."""
@@ -57,6 +62,7 @@ class IsolatingRunner:
     def __init__(self, inner: Runner) -> None:
         self._inner = inner
         self._mask_threads = MaskThreads()
+        self.longest_masks_s = self._mask_threads.longest_s
         self._in_a_row = 0
         self._not_finite: set[str] = set()  # requests since the last finite logits
 
@@ -72,7 +78,7 @@ class IsolatingRunner:
 
         The step before it is collected. What is raised waits for `collect`.
         """
-        if flight.error is not None or flight.masks is not None or not flight.work.constrained:
+        if not flight.needs_masks:
             return
         void = {row.sequence for row in flight.plan.rows if row.void}
         try:

@@ -38,6 +38,7 @@ class _Batch:
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
         self.results: list[Exception | None] = [None] * len(tasks)
+        self.waiting = set(range(len(tasks)))
         self.running: set[int] = set()
         self.left = len(tasks)
         self.lock = threading.Lock()
@@ -69,6 +70,11 @@ class MaskThreads:
         self._executor: LLExecutor | None = None
 
     @property
+    def longest_s(self) -> float:
+        """How long a step's masks may take: all in one call, then the most that get stuck."""
+        return self._limit_s * (1 + -(-self._most_left_behind // self._num_threads))
+
+    @property
     def executor(self) -> LLExecutor:
         """The library's own threads, for tasks to use."""
         if self._executor is None:
@@ -86,9 +92,8 @@ class MaskThreads:
             What each raised; `StuckError`: it still runs, so leave alone what it uses;
             `GrammarBusyError`: it was not begun.
         """
-        if (stuck := self._left_behind) >= self._most_left_behind:
-            error = GrammarBusyError(f"{stuck} grammars are stuck here: restart this worker")
-            return [error] * len(tasks)
+        if self._left_behind >= self._most_left_behind:
+            return [self._busy()] * len(tasks)
         if not self._started:
             self._started = True
             self._start(self._num_threads)
@@ -99,6 +104,9 @@ class MaskThreads:
             if not batch.progress.acquire(timeout=self._limit_s):
                 self._leave_behind(batch)
         return batch.results
+
+    def _busy(self) -> GrammarBusyError:
+        return GrammarBusyError(f"{self._left_behind} grammars are stuck here: restart this worker")
 
     def _leave_behind(self, batch: _Batch) -> None:
         with batch.lock:
@@ -112,6 +120,11 @@ class MaskThreads:
                 )
             with self._lock:
                 self._left_behind += len(stuck)
+            if self._left_behind >= self._most_left_behind:
+                for index in batch.waiting:
+                    batch.results[index] = self._busy()
+                batch.left -= len(batch.waiting)
+                batch.waiting.clear()
         log.error("%d grammars are stuck, each on a core of its own", self._left_behind)
         self._start(len(stuck))
 
@@ -123,6 +136,9 @@ class MaskThreads:
         while True:
             batch, index = self._queue.get()
             with batch.lock:
+                if index not in batch.waiting:
+                    continue  # given up
+                batch.waiting.remove(index)
                 batch.running.add(index)
             error: Exception | None = None
             try:
