@@ -17,7 +17,7 @@ mod tests;
 mod worker;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use tasuki_core::{ChunkScheme, CostModel, Hardware, ModelId, Payload, RequestView, WorkerId};
@@ -258,6 +258,11 @@ impl FleetState {
     /// preferred. They stay though their workers leave.
     pub fn opaque_models(&self) -> impl Iterator<Item = (ModelId, &[String])> {
         self.models.opaque()
+    }
+
+    /// Names of adapters of these models. They stay though their workers leave.
+    pub fn adapters(&self) -> &HashSet<String> {
+        self.models.adapters()
     }
 
     /// One worker.

@@ -43,6 +43,11 @@ impl Models {
         }
     }
 
+    /// Names of adapters that opaque workers gave, also those that are gone.
+    pub(super) fn adapters(&self) -> &HashSet<String> {
+        &self.adapters
+    }
+
     /// The model that a worker serves.
     pub(super) fn of(&mut self, info: &WorkerInfo) -> Result<ModelId, JoinError> {
         match info.capabilities.payload {

@@ -21,7 +21,7 @@ pub struct Catalog {
     pub foreign: Arc<[ForeignModel]>,
     /// Models that SGLang workers serve, each with the identity of these workers.
     pub sglang: Vec<(ModelId, Identity)>,
-    /// Names of adapters, of all models.
+    /// Names of adapters, of all models, also of workers that are gone.
     pub adapters: HashSet<String>,
 }
 
@@ -41,7 +41,6 @@ impl Catalog {
                     common_len: info.max_model_len,
                     vocab_size: info.vocab_size,
                 });
-            catalog.adapters.extend(info.adapters.iter().cloned());
             let member = state.members.get(&worker.view.id);
             let address = member.and_then(|member| Address::parse(&member.address).ok());
             let served = (model, worker.view.domain.identity);
@@ -61,6 +60,7 @@ impl Catalog {
                 .filter(|length| *length != UNKNOWN_CONTEXT),
         });
         catalog.foreign = foreign.collect();
+        catalog.adapters.clone_from(state.fleet.adapters());
         catalog
     }
 

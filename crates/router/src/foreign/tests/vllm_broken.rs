@@ -166,6 +166,25 @@ async fn a_worker_without_the_adapter_does_not_answer_as_its_base() {
 }
 
 #[tokio::test]
+async fn an_adapter_whose_workers_are_gone_is_not_answered_by_the_base() {
+    let fabric = Arc::new(Fabric::default());
+    let mut with = FakeWorker::start("w0", "", &fabric, with_adapter::<0>);
+    let without = FakeWorker::start("w1", "", &fabric, vllm_routes);
+    let router = Router::start(&[url(&with), url(&without)]).await;
+    with.kill();
+    router.until_up(1).await;
+    let body = STREAM.replace(MODEL, "special");
+    router.post(COMPLETIONS, &body).await;
+    router.service.registry().remove(tasuki_core::WorkerId(0));
+    router.post(COMPLETIONS, &body).await;
+    let bodies = without.bodies();
+    assert_eq!(bodies.len(), 2);
+    for body in bodies {
+        assert!(body.contains(r#""model":"special""#), "{body}");
+    }
+}
+
+#[tokio::test]
 async fn an_alias_of_an_adapter_is_the_adapter() {
     let fabric = Arc::new(Fabric::default());
     let worker = FakeWorker::start("w0", "", &fabric, with_adapter::<0>);
