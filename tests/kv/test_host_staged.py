@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
-from kv_source_process import layout
+from kv_source_process import DEADLINE_S, block_value, fill, layout
+from support.waiting import until
 
+from tasuki.kv.nixl_agent import Agent
 from tasuki.kv.staging import MAX_PEERS, SLOT_BYTES, Slots, parts_of
 from tasuki.kv.staging_server import IDLE_S, StagingServer
 from tasuki.kv.transfer_plan import LayoutMismatchError, Region, Run, TransferPlan, make_plans
+from tasuki.kv.transport import create_transport
 
 
 def test_both_sides_must_stage() -> None:
@@ -43,6 +47,41 @@ def test_parts_fill_slots_and_cover_every_byte_once(whole: bool, slot_bytes: int
     assert moved == wanted
 
 
+@pytest.mark.system
+def test_workers_that_read_one_another_leave_one_another_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = threading.Event()
+    forget = Agent.forget
+
+    def noted(agent: Agent, remote: Any) -> None:
+        forget(agent, remote)
+        if threading.current_thread().name == "kv-staging":
+            left.set()
+
+    monkeypatch.setattr(Agent, "forget", noted)
+    shape = layout(num_blocks=8, block_kib=64)
+    one, other = create_transport("host-staged"), create_transport("host-staged")
+    for seed, each in enumerate((one, other)):
+        pool = each.allocate(shape)
+        fill(pool, seed)
+        each.register(pool, shape)
+    [pair] = make_plans([one.layout], [other.layout])
+    [back] = make_plans([other.layout], [one.layout])
+    one.connect("other", other.metadata, pair.plan)
+    other.connect("one", one.metadata, back.plan)
+    other.disconnect("one")
+    assert left.wait(DEADLINE_S)
+    for number in range(2):
+        read = one.post("other", [Run(3, 4 + number, 1)])
+        until(read.done, "the read")
+        assert (one.pool[4 + number] == block_value(3, 1)).all()
+        one.disconnect("other")
+        one.connect("other", other.metadata, pair.plan)
+    one.close()
+    other.close()
+
+
 class Readers:
     """An agent without a network."""
 
@@ -64,7 +103,7 @@ def test_a_reader_that_is_gone_makes_room_for_another() -> None:
     now_s = 0.0
     agent: Any = Readers()
     pool = layout(num_blocks=2, block_kib=64).allocate()
-    server = StagingServer(agent, pool, Slots(pinned=False), {}, lambda: now_s)
+    server = StagingServer(agent, pool, Slots(pinned=False), lambda: now_s)
 
     def hello(reader: str) -> str:
         message = {"ask": "hello", "id": "1", "metadata": b"x".hex()}

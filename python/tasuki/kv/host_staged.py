@@ -11,8 +11,9 @@ pool (staging.py). The requests are NIXL's notifications:
 The reader alone decides when a slot of its set is used again: after its read of it ended. So no
 part is overwritten before it is read.
 
-Two threads: the transfer thread (`puller.py`) posts and polls transfers here; `kv-staging`
-(`staging_server.py`) receives messages and copies parts for readers. They share the replies, by id.
+Two threads, each with an agent of its own: the transfer thread (`puller.py`) posts and polls
+transfers here; `kv-staging` (`staging_server.py`) copies parts for readers. Workers that read one
+another would else have one agent of the peer for both, and lose both with either.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ class HostStagedTransport(PoolTransport["_Peer"]):
 
     def __init__(self, network: Network = LOCAL, backend: str = "UCX") -> None:
         super().__init__("host-staged")
-        self._agent = Agent(network, backend)
+        self._agent, self._source = (Agent(network, backend) for _ in range(2))
         self._own_sets = list(range(MAX_PEERS, 2 * MAX_PEERS))
         self._next_id = 0
-        self._replies: dict[str, str] = {}  # of the staging thread, by what was asked
+        self._replies: dict[str, str] = {}  # by what was asked
         self._stopping = threading.Event()
         self._joining = Joining(self._join, self._leave)
 
@@ -90,13 +91,14 @@ class HostStagedTransport(PoolTransport["_Peer"]):
         self.layout = layout.to_wire(pool, transport=f"host-staged/{self._agent.backend}")
         self._slots = Slots(pinned=pool.is_cuda)
         address, size_bytes = self._slots.memory.data_ptr(), self._slots.memory.numel()
-        self._agent.register((address, size_bytes, 0), "DRAM", (pool, self._slots))
+        for agent in (self._agent, self._source):
+            agent.register((address, size_bytes, 0), "DRAM", (pool, self._slots))
         self._scratch = torch.empty(_PROBE_BYTES, dtype=torch.uint8)
         self._agent.register((self._scratch.data_ptr(), _PROBE_BYTES, 0), "DRAM", self._scratch)
-        self.metadata = _HEADER.pack(address) + self._agent.metadata
+        self.metadata = _HEADER.pack(address) + self._source.metadata
         self.pool = pool
         self._copies = PoolCopies(pool)  # of the transfer thread
-        server = StagingServer(self._agent, pool, self._slots, self._replies)
+        server = StagingServer(self._source, pool, self._slots)
         threading.Thread(
             target=server.run, args=(self._stopping,), name="kv-staging", daemon=True
         ).start()
@@ -188,6 +190,7 @@ class HostStagedTransport(PoolTransport["_Peer"]):
 
     def advance(self, peer: _Peer) -> None:
         """Let every part under way from `peer` take its next step, and begin others."""
+        self._hear()
         for lane, part in list(peer.lanes.items()):
             try:
                 ended = self._step(peer, lane, part)
@@ -217,6 +220,11 @@ class HostStagedTransport(PoolTransport["_Peer"]):
         part.deadline_s = time.monotonic() + _REPLY_S
         message = {"ask": "stage", "id": part.asked, "lane": lane, "bytes": part.remote}
         self._agent.send(peer.agent, message)
+
+    def _hear(self) -> None:
+        """Take what sources have answered."""
+        for _, message in self._agent.messages():
+            self._replies[message["id"]] = message["reply"]
 
     def _step(self, peer: _Peer, lane: int, part: _Part) -> bool:
         """Staged there? Read here? Copied? Whether all of it is over."""
@@ -254,6 +262,7 @@ class HostStagedTransport(PoolTransport["_Peer"]):
             if time.monotonic() > deadline_s:
                 raise TransportError(f"the peer did not answer within {_REPLY_S:g} s")
             yield
+            self._hear()
         reply = self._replies.pop(asked)
         if not reply.isdecimal():
             raise TransportError(reply)

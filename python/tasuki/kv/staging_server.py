@@ -1,7 +1,7 @@
 """The source's side of transfers through host memory: stages parts of our pool for readers.
 
-`host_staged.py` has the messages. Runs on a thread of its own, `kv-staging`, which also
-receives what sources answer to our own reads: an agent's messages have one receiver.
+`host_staged.py` has the messages. Runs on a thread of its own, `kv-staging`, with an agent of its
+own.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ class _Set:
 
 
 class StagingServer:
-    """Copies parts of our pool to the slots of readers, and receives the answers of sources.
+    """Copies parts of our pool to the slots of readers.
 
     Args:
         agent: Messages come and go by it.
         pool: What readers read.
         slots: Whose first sets are the readers'.
-        replies: Answers to what our own transfer thread asked, by id; written here.
         clock: Seconds.
     """
 
@@ -53,11 +52,10 @@ class StagingServer:
         agent: Agent,
         pool: torch.Tensor,
         slots: Slots,
-        replies: dict[str, str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._agent = agent
-        self._copies, self._slots, self._replies = PoolCopies(pool), slots, replies
+        self._copies, self._slots = PoolCopies(pool), slots
         self._device = pool.device
         self._clock = clock
         self._sets: dict[str, _Set] = {}  # by the agent of the reader
@@ -79,9 +77,7 @@ class StagingServer:
             stopping.wait(_IDLE_POLL_S if idle else _POLL_S)
 
     def _on_message(self, agent: str, message: dict[str, Any]) -> None:
-        if "reply" in message:
-            self._replies[message["id"]] = message["reply"]
-        elif message["ask"] == "bye":
+        if message["ask"] == "bye":
             self._forget(agent)
         elif message["ask"] == "hello":
             try:
