@@ -88,9 +88,11 @@ class Readers:
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
         self.forgotten: list[str] = []
+        self.loaded = 0
 
     def load(self, metadata: bytes) -> None:
         assert metadata == b"x"
+        self.loaded += 1
 
     def send(self, agent: str, message: dict[str, str]) -> None:
         self.told.append((agent, message["reply"]))
@@ -121,7 +123,9 @@ def test_a_reader_that_is_gone_makes_room_for_another() -> None:
     now_s = IDLE_S
     assert hello("late") == "0"
     assert agent.forgotten == ["gone"]
-    assert hello("r1") == "1", "those that read are not touched"
+    assert agent.loaded == MAX_PEERS + 2, "also for a refusal"
+    assert hello("r1") == "1", "it keeps its set"
+    assert agent.forgotten == ["gone", "r1"] and agent.loaded == MAX_PEERS + 3, "connected anew"
     server._stage("gone", {"id": "2", "lane": 0, "bytes": []})
     assert "connect anew" in agent.told.pop()[1]
     server._on_message("r2", {"ask": "bye"})

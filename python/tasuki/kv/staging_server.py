@@ -81,8 +81,9 @@ class StagingServer:
             self._forget(agent)
         elif message["ask"] == "hello":
             try:
-                if agent not in self._sets:
-                    self._agent.load(bytes.fromhex(message["metadata"]))
+                if agent in self._sets:  # it connects anew: the old connection may be broken
+                    self._agent.forget(agent)
+                self._agent.load(bytes.fromhex(message["metadata"]))
                 self._reply(agent, message["id"], self._welcome(agent))
             except Exception as error:
                 log.warning("reader %s cannot be answered: %s", agent, describe(error))
