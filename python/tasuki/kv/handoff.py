@@ -292,7 +292,7 @@ class Handoffs:
                 self._on_peer_gone(peer, message, reason, now_s)
             case PeerFailed(rank, message):
                 if (engine := self._pullers.engine_of(rank)) is not None:
-                    self._on_peer_gone(engine, message, LegEndReason.FAILED, now_s)
+                    self._on_peer_gone(engine, message, LegEndReason.KV_LOST, now_s)
 
     def _on_connected(self, peer: str, reply: kv_pb2.HelloReply, now_s: float) -> None:
         if not self._carrier.has_link(peer):
