@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
+from tasuki.kv import greeting
 from tasuki.kv.tcp_reader import TcpPeer
 from tasuki.kv.tcp_source import TcpSource
 
@@ -59,6 +62,29 @@ def test_a_source_without_a_free_descriptor_serves_later(source: str) -> None:
     words = [sys.executable, "-c", _NO_DESCRIPTOR.format(source)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stdout) == (0, "visited\n"), done.stderr
+
+
+def test_a_source_without_descriptors_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Readers ask again and again: ten lines a second would fill the disk."""
+    monkeypatch.setattr(greeting, "_PAUSE_S", 0.0)
+    here, _far = socket.socketpair()
+    short, other = OSError(errno.EMFILE, "too many"), OSError(errno.ECONNABORTED, "it left")
+    answers = iter([short, short, short, here, short, other, here])
+
+    class Listener:
+        def accept(self) -> tuple[socket.socket, str]:
+            answer = next(answers)
+            if isinstance(answer, OSError):
+                raise answer
+            return answer, ""
+
+    listener: Any = Listener()
+    readers = greeting.readers(listener)
+    assert [next(readers), next(readers)] == [here, here]
+    said = [record.getMessage().rpartition(" ")[2] for record in caplog.records]
+    assert said == ["many", "many", "left"]
 
 
 def test_where_the_system_gives_no_thread_one_reader_is_turned_away(

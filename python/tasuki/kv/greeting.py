@@ -38,14 +38,18 @@ def new_key() -> bytes:
 
 
 def readers(listener: socket.socket) -> Iterator[socket.socket]:
-    """Connections as they come, without end; one that cannot be accepted is told in the log."""
+    """Connections as they come, without end; why none can be accepted is told in the log, once."""
+    said = ""
     while True:
         try:
             reader, _ = listener.accept()
         except OSError as error:  # of this connection, or no descriptor is left
-            log.warning("a reader of KV cannot be accepted: %s", error)
+            if str(error) != said:
+                said = str(error)
+                log.warning("a reader of KV cannot be accepted: %s", error)
             time.sleep(_PAUSE_S)
             continue
+        said = ""
         yield reader
 
 
