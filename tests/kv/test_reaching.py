@@ -16,6 +16,8 @@ from tasuki.kv import greeting, host_staged, mooncake, nixl_agent
 from tasuki.kv.effects import Pull, PullDone
 from tasuki.kv.puller import Connect, PeerFailed, Puller, PullerReport
 from tasuki.kv.reaching import Joining, Reaching, Steps
+from tasuki.kv.tcp_reader import TcpPeer
+from tasuki.kv.tcp_source import TcpSource
 from tasuki.kv.transfer_plan import Run, TransferPlan, make_plans
 from tasuki.kv.transport import TransportError, create_transport
 
@@ -129,6 +131,31 @@ def test_what_nobody_takes_is_ended() -> None:
     slow.may.set()
     ended = {slow.ended.get(timeout=DEADLINE_S) for _ in range(2)}
     assert ended == {"p 1", "p 2"}
+
+
+@pytest.mark.parametrize("name", ["kv-connect", "kv-tcp-receiver"])
+def test_where_the_system_gives_no_thread_one_peer_is_not_reached(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    source = TcpSource("127.0.0.1", memoryview(bytes(64)), 0)
+    place = ("127.0.0.1", source.port)
+    reaching = Reaching(lambda peer, _: TcpPeer(peer, place, source.key), TcpPeer.end)
+    start, started = threading.Thread.start, []
+
+    def scarce(thread: threading.Thread) -> None:
+        if thread.name == name:
+            started.append(thread)
+            if len(started) == (2 if name == "kv-tcp-receiver" else 1):
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with pytest.raises(TransportError, match=r"no thread is left for .* p .*\(ulimit -u"):
+        reaching.take("p", b"")
+    for thread in started[:-1]:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive(), "its connection is left"
+    reaching.take("p", b"").end()
 
 
 class Step:

@@ -30,7 +30,7 @@ from tasuki.kv.layout import CacheLayout
 from tasuki.kv.mooncake_engine import Engine
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.pool_copies import PoolCopies
-from tasuki.kv.reaching import Reaching
+from tasuki.kv.reaching import Reaching, start
 from tasuki.kv.repack import Repack
 from tasuki.kv.staged_reads import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
@@ -287,7 +287,7 @@ def _within(seconds: float, session: str, call: Callable[[], bytes]) -> bytes:
         except Exception as error:
             ended.set_exception(error)
 
-    threading.Thread(target=run, name="kv-greeting", daemon=True).start()
+    start(threading.Thread(target=run, name="kv-greeting", daemon=True), session)
     try:
         return ended.result(seconds)
     except TimeoutError:

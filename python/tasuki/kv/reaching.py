@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from tasuki.kv.transfer_plan import TransferPlan
+from tasuki.kv.transport import TransportError
 
 Connection = TypeVar("Connection")
 Steps = Generator[None, None, Connection]  # yields while it waits
@@ -42,10 +43,13 @@ class Reaching(Generic[Connection]):
         if peer not in self._begun:
             future: Future[Connection] = Future()
             self._begun[peer] = metadata, future
-            arguments = (future, peer, metadata)
-            threading.Thread(
-                target=self._run, args=arguments, name="kv-connect", daemon=True
-            ).start()
+            thread = threading.Thread(
+                target=self._run, args=(future, peer, metadata), name="kv-connect", daemon=True
+            )
+            try:
+                start(thread, peer)
+            except TransportError as error:
+                future.set_exception(error)
         return self._begun[peer][1].done()
 
     def take(self, peer: str, metadata: bytes) -> Connection:
@@ -71,6 +75,21 @@ class Reaching(Generic[Connection]):
     def _drop(self, future: Future[Connection]) -> None:
         if future.exception() is None:
             self._end(future.result())
+
+
+def start(thread: threading.Thread, peer: str) -> None:
+    """Start a thread for a connection to a peer.
+
+    Raises:
+        TransportError: The system gives none.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise TransportError(
+            f"no thread is left for the connection to {peer} ({error}): raise the limit"
+            " (ulimit -u, or pids.max of the container)"
+        ) from error
 
 
 class Joining(Generic[Connection]):

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from tasuki.kv import greeting
+from tasuki.kv.reaching import start
 from tasuki.kv.tcp_socket import MAX_BUFFERS, request, tune, without
 from tasuki.kv.transport import TransportError
 
@@ -125,7 +126,12 @@ class _Connection:
         self._peer, self._socket, self._fail = peer, connection, fail
         self._parts: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
         self._broken = ""
-        threading.Thread(target=self._run, name="kv-tcp-receiver", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="kv-tcp-receiver", daemon=True)
+        try:
+            start(thread, peer)
+        except TransportError:
+            connection.close()
+            raise
 
     def ask(self, part: Part) -> None:
         """Ask for a part, which ends in any case."""
