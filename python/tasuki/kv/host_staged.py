@@ -128,6 +128,8 @@ class HostStagedTransport(PoolTransport["_Peer"]):
             raise TransportError(f"{MAX_PEERS} workers are being read through host memory: no more")
         own_set = self._own_sets.pop()
         try:
+            if len(metadata) < _HEADER.size:
+                raise TransportError(f"{peer} tells of no slots in host memory")
             (address,) = _HEADER.unpack_from(metadata)
             of_agent = metadata[_HEADER.size :]
             with self._agent.connecting(peer, of_agent) as remote:

@@ -268,7 +268,10 @@ def _told(peer: str, metadata: bytes) -> tuple[str, int, bytes]:
     """
     try:
         told = json.loads(metadata)
-        return str(told["session"]), int(told["at"]), bytes.fromhex(told["token"])
+        session, at, token = str(told["session"]), int(told["at"]), bytes.fromhex(told["token"])
+        if not 0 <= at < 1 << 64:
+            raise ValueError(f"address {at}")
+        return session, at, token
     except (ValueError, KeyError, TypeError) as error:
         raise TransportError(f"{peer} tells of no Mooncake engine ({error})") from error
 

@@ -187,7 +187,7 @@ def _connect(peer: str, place: tuple[str, int], key: bytes) -> socket.socket:
         tune(connection, STALL_S)
         size = _REQUEST_BUFFER_BYTES
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-    except OSError as error:
+    except (OSError, ValueError, OverflowError) as error:  # it may have told what is no address
         if connection is not None:
             connection.close()
         if isinstance(error, TimeoutError):
