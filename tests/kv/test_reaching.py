@@ -9,9 +9,11 @@ import threading
 import time
 
 import pytest
+from handoff_rig import LegEndReason, Rig, prompt, spec
 from kv_source_process import DEADLINE_S, Source, block_value, layout, sources
 from support.transports import TRANSPORTS, skip_unless_there
 
+from tasuki.engine.errors import FailureKind
 from tasuki.kv import greeting, host_staged, mooncake, nixl_agent
 from tasuki.kv.effects import Pull, PullDone
 from tasuki.kv.puller import Connect, PeerFailed, Puller, PullerReport
@@ -93,6 +95,25 @@ def test_a_peer_that_was_left_before_it_answered_can_be_read_later(name: str) ->
         while not read.done():
             assert time.monotonic() < deadline_s
         assert (pool[4] == block_value(3, SEED)).all()
+
+
+def test_kv_of_a_peer_that_cannot_be_connected_is_lost(rig: Rig) -> None:
+    """As that of a peer that ends later: the router must not blame the decode worker alone."""
+    prefill, decode = rig.worker(), rig.worker()
+
+    def connect(*_: object) -> None:
+        raise TransportError("it does not answer within 5 s")
+
+    decode.transport.connect = connect  # type: ignore[method-assign]
+    for number in range(3):
+        rig.place(spec(f"r.{number}", prompt(8)), prefill, decode)
+    rig.pump(lambda: len(decode.ended) == 3)
+    for end in decode.ended.values():
+        assert (end.reason, end.failure) == (LegEndReason.KV_LOST, FailureKind.TRANSPORT)
+        assert "does not answer" in end.message
+    for number in range(3):
+        prefill.abort(f"r.{number}")
+    rig.pump_until_idle()
 
 
 class Slow:
