@@ -66,9 +66,10 @@ class Script:
     def __init__(self, body: str) -> None:
         self.body = body
         self.arguments: list[str] = []
+        self.environment: dict[str, str] = {}
 
-    def start(self, arguments: list[str], log: Path) -> Any:
-        self.arguments = list(arguments)
+    def start(self, arguments: list[str], log: Path, environment: dict[str, str]) -> Any:
+        self.arguments, self.environment = list(arguments), environment
         with log.open("ab") as output:
             output.write(b"--- tasuki\n")
             output.flush()
@@ -123,6 +124,17 @@ def test_a_run_leaves_its_result_only_when_whole(
         "--model": "m",
         "--label": "1m",
     }
+
+
+@pytest.mark.parametrize("name", ["api-key", "api_key"])
+def test_no_command_line_has_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    script = Script(WRITE.format(json.dumps(serve_result())))
+    monkeypatch.setattr(load_module, "start_child", script.start)
+    run_load(run_of(tmp_path, options={"input-tokens": 5, name: "K1"}))
+    assert not any("K1" in word or "key" in word for word in script.arguments)
+    assert script.environment == {"OPENAI_API_KEY": "K1"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_SECRET = frozenset(("--api-key", "--header"))  # as in crates/bench/src/run.rs
+_KEY, _KEY_VARIABLE = "--api-key", "OPENAI_API_KEY"  # as in crates/bench/src/options.rs
+_SECRET = frozenset((_KEY, "--header"))  # as in crates/bench/src/run.rs
 _HIDDEN = "***"
 _LOAD = "--load"  # its value has options of `tasuki bench serve`
 _EACH = "--each"  # NAME=VALUES of such an option
@@ -38,6 +39,13 @@ def text(value: Any) -> str:
 def is_secret(name: str) -> bool:
     """Whether an option's value is not fit for a file."""
     return flag(name) in _SECRET
+
+
+def key_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Options without the API key, and the variable that has it: all users see a command line."""
+    keys = [value for name, value in options.items() if flag(name) == _KEY and value is not None]
+    rest = {name: value for name, value in options.items() if flag(name) != _KEY}
+    return rest, {_KEY_VARIABLE: text(keys[-1])} if keys else {}
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:

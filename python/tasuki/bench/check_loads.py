@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tasuki.bench.arguments import words
+from tasuki.bench.arguments import key_apart, words
 from tasuki.bench.errors import BenchError
 from tasuki.bench.plan import GOODPUT, Plan
 
@@ -46,8 +46,15 @@ def check_loads(plan: Plan, tokenizer: Path | None) -> None:
 
 
 def _problem(options: Mapping[str, Any]) -> str | None:
+    options, key = key_apart(options)
     command = [sys.executable, "-m", "tasuki", "bench", "serve", "--dry-run", *words(options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    environment = {**os.environ, **key}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return f"its dry run takes longer than {_TIMEOUT_S:g} s: ask for fewer or shorter requests"
     if done.returncode == 0:
         return None
     said = done.stderr.partition("\nUsage:")[0]
