@@ -6,7 +6,7 @@ use tasuki_reqlog::Record;
 use crate::error::SimulateError;
 use crate::replay::Logged;
 
-/// Requests whose lengths are looked at first.
+/// Made-up requests whose lengths are looked at first.
 const LOOKED_AT: usize = 1_000;
 
 /// Of the requests, what estimates depend on.
@@ -32,7 +32,7 @@ impl Lengths {
         }
     }
 
-    /// Those of a workload's first requests, and the tokens of each.
+    /// Those of a file's requests, or of the first that are made up, and the tokens of each.
     ///
     /// # Errors
     ///
@@ -40,7 +40,11 @@ impl Lengths {
     pub fn planned(workload: &WorkloadArgs) -> Result<(Self, Vec<u32>), SimulateError> {
         let mut source = workload.plan_lengths()?.build()?;
         let (mut tokens, mut prompt, mut output) = (Vec::new(), 0.0, 0.0);
-        while tokens.len() < LOOKED_AT
+        let looked_at = match workload.workload {
+            WorkloadKind::Trace => usize::MAX,
+            _ => LOOKED_AT,
+        };
+        while tokens.len() < looked_at
             && let Some(first) = source.next()
         {
             // With the turns that follow it.
@@ -123,4 +127,38 @@ pub fn requests_of_file(workload: &WorkloadArgs) -> Result<Option<u32>, Simulate
     };
     let total = whole.plan_lengths()?.build()?.total();
     Ok(total.map(|total| u32::try_from(total).unwrap_or(u32::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::plan::args::PlanArgs;
+
+    #[test]
+    fn all_requests_of_a_trace_count() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("trace.jsonl");
+        let line = |input: u32| {
+            format!("{{\"timestamp\":0,\"input_length\":{input},\"output_length\":10}}\n")
+        };
+        std::fs::write(&path, line(100).repeat(1_000) + &line(400).repeat(2_000)).expect("written");
+        let file = path.to_str().expect("UTF-8");
+        for (more, count, prompt) in [
+            (&[][..], 3_000, 300.0),
+            (&["--num-requests", "2000"], 2_000, 250.0),
+        ] {
+            let words = ["plan", "--gpus", "1", "--slo", "ttft=1s"];
+            let words = [
+                &words[..],
+                &["--workload", "trace", "--trace-file", file],
+                more,
+            ]
+            .concat();
+            let args = PlanArgs::try_parse_from(words).expect("options");
+            let (lengths, tokens) = Lengths::planned(&args.workload).expect("a trace");
+            assert_eq!((tokens.len(), lengths.prompt), (count, prompt));
+        }
+    }
 }
