@@ -22,6 +22,13 @@ def test_goals_that_mean_nothing_are_refused(wrong: str, capfd: pytest.CaptureFi
     assert "it must be a number" in capfd.readouterr().err
 
 
+def write_config(folder: Path) -> None:
+    """Of Qwen3-4B's shape."""
+    config = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32}
+    config |= {"vocab_size": 151_936, "intermediate_size": 9728, "num_key_value_heads": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def test_a_plan_without_an_answer_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,9 +80,7 @@ def test_the_design_that_is_taken_is_in_the_table(
 def test_the_degree_of_a_plan_can_be_given(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    config = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32}
-    config |= {"vocab_size": 151_936, "intermediate_size": 9728, "num_key_value_heads": 8}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_config(tmp_path)
     words = ["--gpus", "2", "--gpu", "NVIDIA H200", "--model", str(tmp_path), "--quick"]
     words += ["--slo", "ttft=2s,tpot=50ms", "--lengths", "500:50", "--tensor-parallel"]
     assert _native.run_plan([*words, "2"]) == 0
@@ -91,9 +96,7 @@ def test_a_models_name_stands_for_the_folder_with_its_config(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    config = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32}
-    config |= {"vocab_size": 151_936, "intermediate_size": 9728, "num_key_value_heads": 8}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_config(tmp_path)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
     words = ["--gpu", "h200", *form, *LOAD]
     assert main(["simulate", "--mixed", "1", *words]) == 0
@@ -142,9 +145,7 @@ def test_the_nearest_design_is_shown_and_drawn_where_none_meets_the_objectives(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Two GPUs in one worker come nearer to half a millisecond a token than two workers."""
-    config = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32}
-    config |= {"vocab_size": 151_936, "intermediate_size": 9728, "num_key_value_heads": 8}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_config(tmp_path)
     output, picture = tmp_path / "plan.json", tmp_path / "plan.png"
     words = ["--gpus", "2", "--gpu", "h200", "--model", str(tmp_path), "--lengths", "500:50"]
     words += ["--probe-requests", "50", "--slo", "ttft=1s,tpot=0.5ms"]

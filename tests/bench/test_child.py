@@ -135,6 +135,8 @@ def test_no_command_line_has_the_key(
     run_load(run_of(tmp_path, options={"input-tokens": 5, name: "K1"}))
     assert not any("K1" in word or "key" in word for word in script.arguments)
     assert script.environment == {"OPENAI_API_KEY": "K1"}
+    run_load(run_of(tmp_path, options={"input-tokens": 5, name: None}))
+    assert script.environment == {}
 
 
 @pytest.mark.parametrize(

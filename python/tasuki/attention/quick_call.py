@@ -84,7 +84,7 @@ class QuickPlan:
     """
 
     def __init__(self, wrapper: Any, arrays: torch.Tensor) -> None:
-        self.wrapper = wrapper
+        self._wrapper = wrapper
         self._arrays = arrays
         self._sizes: set[int] = set()  # numbers of tokens that went through `plan`
         self._record: Record | None = None
@@ -105,21 +105,21 @@ class QuickPlan:
             return
         self._record.repeat(*given)
         self._arrays.copy_(chunks.arrays, non_blocking=True)
-        indices = getattr(self.wrapper, _INDICES)[: len(chunks.indices)]
+        indices = getattr(self._wrapper, _INDICES)[: len(chunks.indices)]
         indices.copy_(chunks.indices, non_blocking=True)
 
     def _learn(self, given: tuple[torch.Tensor, ...], in_full: Callable[[], None]) -> None:
-        module = getattr(self.wrapper, _MODULE, None)  # none before the first plan
-        if module is None or self._record is not None or not hasattr(self.wrapper, _GIVEN_MODULE):
+        module = getattr(self._wrapper, _MODULE, None)  # none before the first plan
+        if module is None or self._record is not None or not hasattr(self._wrapper, _GIVEN_MODULE):
             in_full()
             return
         listener = Listener(module, ("plan",))
-        setattr(self.wrapper, _GIVEN_MODULE, listener)
+        setattr(self._wrapper, _GIVEN_MODULE, listener)
         try:
             in_full()
         finally:
-            setattr(self.wrapper, _GIVEN_MODULE, None)
-            setattr(self.wrapper, _MODULE, module)
+            setattr(self._wrapper, _GIVEN_MODULE, None)
+            setattr(self._wrapper, _MODULE, module)
         self._record = listener.record(given)
 
 

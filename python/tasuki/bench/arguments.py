@@ -43,9 +43,10 @@ def is_secret(name: str) -> bool:
 
 def key_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Options without the API key, and the variable that has it: all users see a command line."""
-    keys = [value for name, value in options.items() if flag(name) == _KEY and value is not None]
-    rest = {name: value for name, value in options.items() if flag(name) != _KEY}
-    return rest, {_KEY_VARIABLE: text(keys[-1])} if keys else {}
+    keys = {name: value for name, value in options.items() if flag(name) == _KEY}
+    rest = {name: value for name, value in options.items() if name not in keys}
+    said = words(keys)
+    return rest, {_KEY_VARIABLE: said[-1]} if said else {}
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
