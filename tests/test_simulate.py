@@ -188,6 +188,22 @@ def test_what_lies_between_steps_makes_every_token_later(tmp_path: Path) -> None
     assert tpot["with"] == pytest.approx(12.0, rel=1e-3)
 
 
+def test_messages_that_were_measured_make_the_first_token_later(tmp_path: Path) -> None:
+    found = {}
+    rows = [{"batch": 1, "seconds": 0.5}, {"batch": 8, "seconds": 0.02}]
+    for name, more, words in (
+        ("unsaid", {}, []),
+        ("measured", {"messages": rows}, []),  # beside as many sequences as was measured
+        ("by hand", {"messages": rows}, ["--message-ms", "1"]),
+    ):
+        steps, output = steps_file(tmp_path / "steps.json", **more), tmp_path / "run.json"
+        said = ["--steps", str(steps), "--lengths", "64:50", "--num-requests", "3", *words]
+        assert _native.run_simulate([*said, "--output", str(output)]) == 0
+        found[name] = json.loads(output.read_text())["metrics"]["ttft_ms"]["median"]
+    assert found["measured"] - found["by hand"] == pytest.approx(2 * (10 - 1))
+    assert found["unsaid"] - found["by hand"] == pytest.approx(2 * (2 - 1))  # on a processor
+
+
 def test_a_result_says_how_many_workers_and_gpus_there_are(tmp_path: Path) -> None:
     """As a sweep does, so that both are drawn for each GPU, or for each worker of a processor."""
     of_cpu, output = steps_file(tmp_path / "steps.json"), tmp_path / "run.json"

@@ -198,6 +198,8 @@ def test_a_batch_and_the_steps_of_a_worker(tiny_model: Path, tmp_path: Path) -> 
     assert all(row["bytes"] == row["blocks"] * block_bytes for row in steps["transfer"])
     assert [row["batch"] for row in steps["between"]] == [1, 4]
     assert all(0.0 <= row["seconds"] < 1.0 for row in steps["between"])
+    assert [row["batch"] for row in steps["messages"]] == [1]
+    assert all(0.0 < row["seconds"] < 1.0 for row in steps["messages"])
     assert all(
         row["seconds"] > 0.0 for kind in ("prefill", "decode", "transfer") for row in steps[kind]
     )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
-from tasuki.bench.between_timer import Report, between_s, medians, period_s
+from tasuki.bench.between_timer import Report, _messages_s, between_s, medians, period_s
+from tasuki.bench.errors import RunFailedError
+from tasuki.v1 import worker_pb2 as pb
 
 
 def reports(count: int, pause_s: float, *, batch: int = 4, first: int = 1) -> list[Report]:
@@ -58,3 +65,48 @@ def test_the_median_is_of_the_loads_in_which_there_is_something() -> None:
     loads[4].append(reports(3, 0.5))  # too short
     assert medians(loads, between_s) == {4: pytest.approx(0.002)}
     assert medians({}, between_s) == {}
+
+
+class Stream:
+    """A worker's answers: two sequences decode beside `lone` requests, 200 ms each."""
+
+    def __init__(self, lone: int, queue_s: float, prefill_s: float) -> None:
+        self.sent: SimpleQueue[Any] = SimpleQueue()
+        self._lone = lone
+        self._timings = pb.LegTimings(queue_s=queue_s, prefill_s=prefill_s)
+
+    def __iter__(self) -> Iterator[pb.WorkerMessage]:
+        yield pb.WorkerMessage(info=pb.WorkerInfo(vocab_size=50, max_model_len=100))
+        beside = [self._submitted().request_id for _ in range(2)]
+        for name in beside:  # the second one begins later
+            yield pb.WorkerMessage(step=pb.StepReport(outputs=[pb.Output(request_id=name)]))
+        for _ in range(self._lone):
+            submit = self._submitted()
+            assert (len(submit.prompt_tokens), submit.sampling.max_tokens) == (64, 1)
+            yield self._step()
+            time.sleep(0.2)
+            yield self._step(submit.request_id)
+        yield self._step(beside[0])
+
+    def _submitted(self) -> pb.Submit:
+        submit: pb.Submit = self.sent.get(timeout=5).submit
+        return submit
+
+    def _step(self, *ended: str) -> pb.WorkerMessage:
+        reason, timings = pb.LEG_END_FINISHED, self._timings
+        ends = [pb.LegEnd(request_id=name, reason=reason, timings=timings) for name in ended]
+        return pb.WorkerMessage(step=pb.StepReport(ended=ends))
+
+
+def test_messages_take_what_the_workers_account_leaves_of_a_lone_request() -> None:
+    stream = Stream(lone=3, queue_s=0.05, prefill_s=0.1)
+    found = list(_messages_s(iter(stream), stream.sent, 2, random.Random(0)))
+    assert len(found) == 3
+    assert all(0.05 <= seconds < 0.2 for seconds in found)
+
+
+def test_a_worker_that_ends_its_stream_is_named() -> None:
+    stream = Stream(lone=0, queue_s=0.0, prefill_s=0.0)
+    messages = (message for message in stream if not message.step.ended)
+    with pytest.raises(RunFailedError, match="ended its stream"):
+        list(_messages_s(messages, stream.sent, 2, random.Random(0)))

@@ -163,8 +163,8 @@ pub struct HardwareArgs {
     #[arg(long, value_name = "MS", value_parser = at_least_zero)]
     pub handoff_ms: Option<f64>,
 
-    /// Between client and worker, through the router, in one direction [default: 0.5; on a
-    /// processor 2].
+    /// Between client and worker, through the router, in one direction [default: as measured;
+    /// else 0.5, on a processor 2].
     #[arg(long, value_name = "MS", value_parser = at_least_zero)]
     pub message_ms: Option<f64>,
 

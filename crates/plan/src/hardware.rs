@@ -109,6 +109,8 @@ pub struct Source {
     pub launch: Option<PerStep>,
     /// See [`Limits::between_s`].
     pub between: PerStep,
+    /// See [`Hardware::message_s`].
+    pub message_s: Option<f64>,
 }
 
 /// What a step of a worker takes besides, in seconds, and for each sequence that it decodes.
@@ -210,7 +212,7 @@ impl Hardware {
             bytes_per_s: args.host_link_gb_s * 1e9,
             latency_s: within_host.latency_s + 0.2e-3,
         };
-        let message_ms = args.message_ms.unwrap_or(if cpu { 2.0 } else { 0.5 });
+        let message_s = args.message_ms.map(|ms| ms / 1e3).or(source.message_s);
         Ok(Self {
             steps: Arc::new(source.steps),
             limits,
@@ -219,7 +221,7 @@ impl Hardware {
                 within_host,
                 between_hosts,
             },
-            message_s: message_ms / 1e3,
+            message_s: message_s.unwrap_or(if cpu { 2e-3 } else { 0.5e-3 }),
             handoff_s: args
                 .handoff_ms
                 .map(|ms| ms / 1e3)
@@ -313,6 +315,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             handoff_s: None,
             launch: file.launch(),
             between,
+            message_s: file.message_s(),
         });
     }
     if let Some(StepRates(rates)) = args.rates {
@@ -330,6 +333,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             handoff_s: None,
             launch: None,
             between: PerStep::default(),
+            message_s: None,
         });
     }
     let given = args.gpu.as_ref().ok_or(SimulateError::NoSteps)?;
@@ -385,5 +389,6 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
         handoff_s: None,
         launch: None,
         between: PerStep::default(),
+        message_s: None,
     })
 }

@@ -36,6 +36,9 @@ pub struct StepsFile {
     /// Files of earlier versions have none.
     #[serde(default)]
     between: Vec<ByBatch>,
+    /// From a request's sender to a worker and back. Files of earlier versions have none.
+    #[serde(default)]
+    messages: Vec<ByBatch>,
     /// By Ctrl-C. Files of earlier versions do not say.
     #[serde(default)]
     pub interrupted: bool,
@@ -151,6 +154,13 @@ impl StepsFile {
     /// What it takes the host to launch a step; `None`: not measured, or steps do not overlap.
     pub fn launch(&self) -> Option<PerStep> {
         (!self.launch.is_empty()).then(|| line(&self.launch))
+    }
+
+    /// In one direction, beside as many sequences as was measured; `None`: not measured.
+    pub fn message_s(&self) -> Option<f64> {
+        let by_batch = |a: &&ByBatch, b: &&ByBatch| a.batch.total_cmp(&b.batch);
+        let beside_most = self.messages.iter().max_by(by_batch)?;
+        Some(beside_most.seconds.max(0.0) / 2.0)
     }
 
     /// By the smallest and the largest handoff that were measured.

@@ -5,6 +5,9 @@ steps are computed by its own process pauses between them. On a GPU the next ste
 but the threads that write and read delay its launch. Here a worker is a child, and this process is
 its router. The pause is what is left of the time between two reports without the time of the step,
 which the report has.
+
+Beside that, what a lone request's messages take: the time that its sender waits for its first
+token, without the worker's own account of it (in the queue, and of its prompt).
 """
 
 from __future__ import annotations
@@ -35,12 +38,17 @@ from tasuki.worker.config import WorkerConfig
 
 _PROMPT_TOKENS = 8
 _ANSWER_TOKENS = 64
+_BESIDE_TOKENS = 512  # of answers beside which lone requests come
+_LONE_PROMPT_TOKENS = 64
+_LONE_REQUESTS = 12  # at most, one after the other
+_APART_S = 0.02  # between two of them, at most: they come in any part of a step
 MEAN_CONTEXT = _PROMPT_TOKENS + _ANSWER_TOKENS // 2  # of a sequence that is measured
 _LEAST_STEPS = 8
 _START_S = 600.0
 _ANSWER_S = 300.0
 _END_S = 20.0
 _LOOK_EVERY_S = 0.1
+_SILENT = "the worker ended its stream in the middle of a load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +120,22 @@ def period_s(reports: Sequence[Report], batch: int) -> float | None:
 Loads = dict[int, list[list[Report]]]
 
 
-def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Loads:
-    """The reports of `repeat` loads of each size.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a worker that serves was seen to do, by the sequences that it decodes.
+
+    Attributes:
+        loads: Reports of loads whose requests begin together.
+        messages: Seconds that a lone request's messages take, there and back; none beside the
+            largest load, which leaves it no room.
+    """
+
+    loads: Loads
+    messages: dict[int, float]
+
+
+def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Served:
+    """`repeat` loads of each size, and lone requests beside them.
 
     Args:
         config: Of the worker, which is started for it.
@@ -124,6 +146,7 @@ def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Lo
         RunFailedError: The worker did not start or answer.
     """
     found: Loads = {batch: [] for batch in batches}
+    messages: dict[int, float] = {}
     draw = random.Random(0)
     with _worker(config) as where, _every_core():
         for number in range(repeat + 1):
@@ -131,7 +154,12 @@ def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Lo
                 reports = list(_reports(where, batch, number))
                 if number:
                     found[batch].append(reports)
-    return found
+        for batch in sorted(batches)[:-1]:
+            with _stream(where) as (call, outgoing):
+                lone = list(_messages_s(call, outgoing, batch, draw))
+            if lone:
+                messages[batch] = median(lone)
+    return Served(found, messages)
 
 
 def medians(
@@ -195,12 +223,19 @@ def _await_ready(process: subprocess.Popen[bytes], log: Path) -> str:
 
 def _reports(where: str, batch: int, number: int) -> Iterator[Report]:
     """The reports of so many requests, which begin together, until all have ended."""
+    with _stream(where) as (call, outgoing):
+        yield from _read(call, outgoing, batch, number)
+
+
+@contextmanager
+def _stream(where: str) -> Iterator[tuple[Any, SimpleQueue[Any]]]:
+    """A router's stream to the worker: what comes, and where to put what is sent."""
     outgoing: SimpleQueue[Any] = SimpleQueue()
     with grpc.insecure_channel(where, options=DIRECT) as channel:
         stub: Any = WorkerStub  # generated without types
         call = stub(channel).Serve(iter(outgoing.get, None), timeout=_ANSWER_S)
         try:
-            yield from _read(call, outgoing, batch, number)
+            yield call, outgoing
         except grpc.RpcError as error:
             raise RunFailedError(f"the worker does not answer: {error.details()}") from error
         finally:
@@ -213,7 +248,9 @@ def _read(call: Any, outgoing: SimpleQueue[Any], batch: int, number: int) -> Ite
     for message in call:
         if message.HasField("info"):
             for index in range(batch):
-                outgoing.put(pb.RouterMessage(submit=_submit(message.info, number, index)))
+                name, room = f"between-{number}-{index}", message.info.max_model_len
+                answer = min(_ANSWER_TOKENS, room - _PROMPT_TOKENS - 1)
+                outgoing.put(_submit(name, index + 1, message.info, _PROMPT_TOKENS, answer))
         if not message.HasField("step"):
             continue
         step, last = message.step, message.step.load.last_decode
@@ -227,21 +264,65 @@ def _read(call: Any, outgoing: SimpleQueue[Any], batch: int, number: int) -> Ite
                 duration_s=last.duration_s,
             )
         for end in step.ended:
-            if end.reason != pb.LEG_END_FINISHED:
-                raise RunFailedError(f"an answer ended early: {end.message or end.reason}")
+            _check(end)
         left -= len(step.ended)
         if not left:
             return
 
 
-def _submit(info: Any, number: int, index: int) -> Any:
-    draw = random.Random(f"{number} {index}")
-    answer = min(_ANSWER_TOKENS, info.max_model_len - _PROMPT_TOKENS - 1)
-    return pb.Submit(
-        request_id=f"between-{number}-{index}",
+def _messages_s(
+    call: Any, outgoing: SimpleQueue[Any], batch: int, draw: random.Random
+) -> Iterator[float]:
+    """What the messages of lone requests take, one after the other while `batch` others decode."""
+    starting = {f"beside-{index}" for index in range(batch)}
+    steps = _steps(call)
+    for message in call:
+        if message.HasField("info"):
+            info = message.info
+            break
+    else:
+        raise RunFailedError(_SILENT)
+    answer = min(_BESIDE_TOKENS, info.max_model_len - _PROMPT_TOKENS - 1)
+    for number, name in enumerate(sorted(starting), 1):
+        outgoing.put(_submit(name, number, info, _PROMPT_TOKENS, answer))
+    while starting:
+        starting -= {output.request_id for output in next(steps).outputs}
+    prompt = min(_LONE_PROMPT_TOKENS, info.max_model_len - 2)
+    for number in range(batch + 1, batch + 1 + _LONE_REQUESTS):
+        time.sleep(draw.uniform(0.0, _APART_S))
+        sent_s = time.perf_counter()
+        outgoing.put(_submit(f"lone-{number}", number, info, prompt, answer=1))
+        ended: list[Any] = []
+        while not ended:
+            ended = list(next(steps).ended)
+        passed_s = time.perf_counter() - sent_s
+        for end in ended:
+            _check(end)
+        if any(end.request_id != f"lone-{number}" for end in ended):
+            return  # the others are at their end
+        yield passed_s - ended[0].timings.queue_s - ended[0].timings.prefill_s
+
+
+def _steps(call: Any) -> Iterator[Any]:
+    for message in call:
+        if message.HasField("step"):
+            yield message.step
+    raise RunFailedError(_SILENT)
+
+
+def _check(end: Any) -> None:
+    if end.reason != pb.LEG_END_FINISHED:
+        raise RunFailedError(f"an answer ended early: {end.message or end.reason}")
+
+
+def _submit(name: str, number: int, info: Any, prompt: int, answer: int) -> Any:
+    draw = random.Random(name)
+    submit = pb.Submit(
+        request_id=name,
         leg=pb.LEG_COLOCATED,
-        prompt_tokens=[draw.randrange(info.vocab_size) for _ in range(_PROMPT_TOKENS)],
+        prompt_tokens=[draw.randrange(info.vocab_size) for _ in range(prompt)],
         choices=[0],
         sampling=pb.SamplingParams(seed=1, top_p=1.0, max_tokens=answer, repetition_penalty=1.0),
-        number=index + 1,
+        number=number,
     )
+    return pb.RouterMessage(submit=submit)

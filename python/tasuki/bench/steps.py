@@ -237,7 +237,11 @@ def step_lines(tables: Mapping[str, Any]) -> Iterable[tuple[str, Sequence[str], 
             for row in tables.get("beside", ())
         ],
     )
-    for name, title in (("launch", "launch of a step"), ("between", "between steps")):
+    for name, title in (
+        ("launch", "launch of a step"),
+        ("between", "between steps"),
+        ("messages", "messages of a request"),
+    ):
         yield (
             title,
             ("batch", "ms"),

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from tasuki.bench.between_timer import (
     MEAN_CONTEXT,
     Loads,
+    Served,
     between_s,
     medians,
     period_s,
@@ -86,10 +87,10 @@ def run_steps(
     """
     keep_compiled()
     config = worker_config(model, options, grid)
-    loads: Loads = {}
+    served = Served({}, {})
     if grid.decode_batch:  # before the engine, which takes the memory
         say("measuring the steps of a worker that serves …")
-        loads = serve_loads(config, grid.few_some_many, grid.repeat)
+        served = serve_loads(config, grid.few_some_many, grid.repeat)
     say(f"building an engine for {config.model.name} …")
     built = build(config, Phases(time.monotonic()))
     transfer = None
@@ -125,14 +126,15 @@ def run_steps(
         },
         "repeat": grid.repeat,
         **step_tables(seconds, built.layout.block_bytes),
+        "messages": _by_batch(served.messages),
     }
     if not overlaps:
-        between = medians(loads, between_s)
+        between = medians(served.loads, between_s)
         return content | {"between": _by_batch(between), "interrupted": interrupted}
     between, launches = {}, {}
     try:
         if not interrupted:
-            between = _longer(loads, timer, grid.repeat)
+            between = _longer(served.loads, timer, grid.repeat)
             points = [DecodePoint(batch, min(grid.decode_context)) for batch in grid.few_some_many]
             launches = {
                 p.batch: of_engine.launch_s(p.batch, p.context) for p in points if timer.fits(p)

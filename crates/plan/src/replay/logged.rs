@@ -194,6 +194,7 @@ impl Logged {
             handoff_s,
             launch: None,
             between: PerStep::default(),
+            message_s: None,
         }
     }
 
