@@ -105,7 +105,23 @@ impl Templates {
         without.map_or(true, |without| without != rendered)
     }
 
+    /// A template that fails on a message without content, as it joins all to text, gets an empty
+    /// text in its place, as vLLM gives it to every template.
     fn render_by(&self, template: &Template, input: ChatInput<'_>) -> Result<String, TextError> {
+        let again = filled(&input);
+        match (self.render_as_given(template, input), again) {
+            (Err(error @ TextError::Render(_)), Some(again)) => {
+                self.render_as_given(template, again).map_err(|_| error)
+            }
+            (rendered, _) => rendered,
+        }
+    }
+
+    fn render_as_given(
+        &self,
+        template: &Template,
+        input: ChatInput<'_>,
+    ) -> Result<String, TextError> {
         let mut messages = normalize(input.messages, asks_for_no_content(&template.source))?;
         if !template.source.contains(DEVELOPER) {
             messages.iter_mut().for_each(call_developer_system);
@@ -262,6 +278,23 @@ fn asks_for_no_content(source: &str) -> bool {
         .iter()
         .flat_map(|asks| source.split(asks).skip(1))
         .any(|rest| rest.trim_start_matches("not ").starts_with("none"))
+}
+
+/// The same with empty text in messages that have no content; `None`: all have some.
+fn filled<'a>(input: &ChatInput<'a>) -> Option<ChatInput<'a>> {
+    let lacks = |message: &Json| message.get("content").is_none_or(Json::is_null);
+    if !input.messages.as_array()?.iter().any(lacks) {
+        return None;
+    }
+    let mut filled = input.clone();
+    for message in filled.messages.as_array_mut()?.iter_mut() {
+        if lacks(message) {
+            message
+                .as_object_mut()?
+                .insert("content".to_owned(), json!(""));
+        }
+    }
+    Some(filled)
 }
 
 /// Messages as the template gets them: no keys without a value, but for content if

@@ -200,3 +200,40 @@ fn a_template_that_asks_for_content_of_none_gets_it() {
         assert_eq!(rendered.expect(template), expected);
     }
 }
+
+#[test]
+fn a_template_that_fails_without_content_gets_an_empty_one() {
+    let called = json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": null, "tool_calls": [{"x": 1}]},
+        {"role": "assistant", "tool_calls": [{"x": 2}]},
+    ]);
+    for (template, expected) in [
+        (
+            "{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}",
+            Ok("user:a;assistant:;assistant:;"),
+        ),
+        (
+            "{% for m in messages %}{{ m['content'].strip() }};{% endfor %}",
+            Ok("a;;;"),
+        ),
+        (
+            "{% for m in messages %}{% if m.content is not none and m.role == 'user' %}u\
+             {% else %}{{ '-' + m.content }}{% endif %}{% endfor %}",
+            Ok("u--"),
+        ),
+        // What it refuses by itself stays refused, with its own words.
+        ("{{ raise_exception('no calls') }}", Err("no calls")),
+        ("{{ messages[1].content + none }}", Err("undefined")),
+    ] {
+        let model = Folder::new("empty", &[("chat_template.jinja", template)]).load();
+        let rendered = model.render_chat(ChatInput::new(called.clone(), now()));
+        match expected {
+            Ok(expected) => assert_eq!(rendered.expect(template), expected),
+            Err(says) => {
+                let error = rendered.expect_err(template).to_string();
+                assert!(error.contains(says), "{error}");
+            }
+        }
+    }
+}
