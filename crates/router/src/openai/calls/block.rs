@@ -33,6 +33,10 @@ enum Stage {
         tags: &'static Tags,
         outside: Option<usize>,
     },
+    /// Behind what ends the call, where a value's own closing mark may have been left out.
+    TagsEnd {
+        tags: &'static Tags,
+    },
     /// `json_end`: where the closing mark may begin.
     Close {
         json_end: usize,
@@ -108,6 +112,23 @@ impl Block {
                     Ok(read) => self = read,
                     Err(verdict) => return verdict,
                 },
+                Stage::TagsEnd { tags } => {
+                    let close = self.format.close[0];
+                    let rest = text[self.at..].trim_start();
+                    self.at = text.len() - rest.len();
+                    if rest.starts_with(close) || (end && close.starts_with(rest)) {
+                        return Verdict::Whole {
+                            block: self,
+                            end: self.at,
+                            bytes: self.at + rest.len().min(close.len()),
+                        };
+                    }
+                    if close.starts_with(rest) {
+                        return Verdict::More(self);
+                    }
+                    let outside = None;
+                    self.stage = Stage::Tags { tags, outside };
+                }
                 Stage::Json(mut scan) => {
                     let scanned = scan.scan(&text.as_bytes()[self.at..]);
                     self.stage = Stage::Json(scan);
@@ -135,7 +156,7 @@ impl Block {
     /// The calls of one that is whole; `None`: it is none.
     pub fn calls(&self, text: &str, end: usize, schemas: &Schemas) -> Option<Vec<Call>> {
         match self.stage {
-            Stage::Tags { tags, .. } => {
+            Stage::Tags { tags, .. } | Stage::TagsEnd { tags } => {
                 let call = tags.call(&text[self.header..end], schemas)?;
                 Some(vec![call])
             }
@@ -157,6 +178,7 @@ impl Block {
         let close = self.format.close[0];
         let marks = match outside {
             Some(_) => &[tags.value_mark(), close, self.format.open][..],
+            None if tags.line_feeds => &[tags.value.1, tags.end],
             None => &[tags.value.1],
         };
         let (bytes, mark) = next_mark(&text[self.at..], &[marks], false);
@@ -179,6 +201,12 @@ impl Block {
         };
         self.at = at + mark.len();
         let outside = match outside {
+            None if mark != tags.value.1 => {
+                if text[..at].ends_with('\n') {
+                    self.stage = Stage::TagsEnd { tags };
+                }
+                return Ok(self);
+            }
             None => Some(self.at),
             Some(_) if mark == close => {
                 return Err(Verdict::Whole {

@@ -19,7 +19,8 @@ pub struct Tags {
     pub value: Around,
     /// Behind the last value; empty: nothing is.
     pub end: &'static str,
-    /// A line feed at either end of a value is not of it.
+    /// A line feed at either end of a value is not of it. Models leave out the closing mark at
+    /// times: a line that begins with the next key, or the end of the call, then ends the value.
     pub line_feeds: bool,
 }
 
@@ -69,7 +70,7 @@ impl Tags {
             if !self.value.0.is_empty() {
                 rest = rest.trim_start().strip_prefix(self.value.0)?;
             }
-            (value, rest) = rest.split_once(self.value.1)?;
+            (value, rest) = self.split_value(rest)?;
             let key = word(key)?;
             if arguments.len() > 1 {
                 arguments.push_str(", ");
@@ -82,6 +83,24 @@ impl Tags {
         Some(Call {
             name: name.to_owned(),
             arguments,
+        })
+    }
+
+    /// A value, and what follows its closing mark, or comes in its place.
+    fn split_value<'a>(&self, text: &'a str) -> Option<(&'a str, &'a str)> {
+        let closed = text.split_once(self.value.1);
+        if !self.line_feeds {
+            return closed;
+        }
+        let within = closed.map_or(text, |(value, _)| value);
+        let keys = within.match_indices(self.key.0);
+        let mut lines = keys.filter(|(at, _)| within[..*at].ends_with('\n'));
+        if let Some((at, _)) = lines.next() {
+            return Some(text.split_at(at));
+        }
+        closed.or_else(|| {
+            let value = text.trim_end().strip_suffix(self.end)?;
+            value.ends_with('\n').then_some((value, self.end))
         })
     }
 

@@ -101,6 +101,33 @@ fn marks_of_calls_may_be_in_a_value() {
 }
 
 #[test]
+fn values_may_lack_their_closing_mark() {
+    let reader = reader(&QWEN_CODER);
+    let both = "{\"city\": \"Köln\", \"days\": 3}";
+    for (inside, arguments) in [
+        (
+            "<parameter=city>\nKöln\n<parameter=days>\n3\n</parameter>\n",
+            both,
+        ),
+        (
+            "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n3\n",
+            both,
+        ),
+        ("<parameter=city>\nKöln\n<parameter=days>\n3\n", both),
+        // As long as the call does not end there, it is text of the value.
+        (
+            "<parameter=city>\na\n</function>\nb </function>\n</tool_call>\n</parameter>\n",
+            r#"{"city": "a\n</function>\nb </function>\n</tool_call>"}"#,
+        ),
+    ] {
+        let answer = format!("<tool_call>\n<function=weather>\n{inside}</function>\n</tool_call>");
+        check(&reader, &answer, "", "", &[("weather", arguments)]);
+    }
+    let cut = "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</function>\n</tool";
+    check(&reader, cut, "", "", &[("weather", "{\"days\": 3}")]);
+}
+
+#[test]
 fn a_broken_call_is_content_and_a_later_one_is_a_call() {
     for (format, answers) in [
         (
@@ -169,6 +196,11 @@ fn each_byte_is_looked_at_a_few_times_at_most() {
             "<tool_call>a".repeat(many),
             format!("<tool_call>{}", "a".repeat(many)),
             one(format, "city", &"<tool_call>a".repeat(many)).replace("</tool_call>", "<x"),
+            one(
+                format,
+                "city",
+                &"\n</function>\n<x\n<parameter=x>".repeat(many / 16),
+            ),
         ];
         for answer in answers {
             let times = times_looked_at(&reader(format), &answer);
