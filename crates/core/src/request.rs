@@ -49,6 +49,8 @@ pub enum Indivisible {
     ForcedCall,
     /// It is cut to what the output leaves, which differs between the two.
     CutPrompt,
+    /// Prefill, asked for one token, takes it, and decode refuses it.
+    BeyondContext,
     /// A handoff is of one sequence.
     Sequences,
 }
@@ -61,6 +63,7 @@ impl fmt::Display for Indivisible {
             }
             Self::ForcedCall => "a tool_choice that forces a call",
             Self::CutPrompt => "a negative truncate_prompt_tokens",
+            Self::BeyondContext => "more tokens of prompt and output than the model's context has",
             Self::Sequences => "several choices or prompts",
         })
     }

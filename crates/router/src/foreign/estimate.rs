@@ -35,6 +35,9 @@ pub struct Estimate {
     /// What of it two workers of vLLM cannot serve, one can.
     pub indivisible: Option<Indivisible>,
     pub max_tokens: u32,
+    /// Tokens that prompt and output come to for sure, if the engine makes no list of it: the limit
+    /// that it sets, and the ids of its prompt, or one token of text.
+    pub least_tokens: u64,
 }
 
 impl Estimate {
@@ -43,7 +46,7 @@ impl Estimate {
     /// otherwise than the router.
     pub fn of(path: &str, body: &Object) -> Result<Self, ApiError> {
         let mut prompts = Prompts::default();
-        let (prompt, n, max_tokens) = match path {
+        let (n, limit, usual_limit) = match path {
             "/generate" => {
                 let field = if body.has("text") {
                     "text"
@@ -60,32 +63,34 @@ impl Estimate {
                         .flatten()
                         .max())
                 };
-                let max_tokens = most("max_new_tokens")?.unwrap_or(GENERATE_TOKENS);
-                (&mut prompts, most("n")?, max_tokens)
+                let max_tokens = most("max_new_tokens")?;
+                (most("n")?, max_tokens, GENERATE_TOKENS)
             }
             "/v1/completions" => {
                 prompts.take(body.get("prompt"));
-                let max_tokens = number(body, "max_tokens")?.unwrap_or(COMPLETION_TOKENS);
-                (&mut prompts, number(body, "n")?, max_tokens)
+                let max_tokens = number(body, "max_tokens")?;
+                (number(body, "n")?, max_tokens, COMPLETION_TOKENS)
             }
             _ => {
                 prompts.take_messages(body);
                 let newer = number(body, "max_completion_tokens")?;
                 let max_tokens = newer.or(number(body, "max_tokens")?);
-                let max_tokens = max_tokens.unwrap_or(CHAT_TOKENS);
-                (&mut prompts, number(body, "n")?, max_tokens)
+                (number(body, "n")?, max_tokens, CHAT_TOKENS)
             }
         };
         let n: u32 = n.unwrap_or(1).max(1);
-        let count = prompt.count.max(1);
-        let each = prompt.tokens.len().div_ceil(count as usize).max(1);
-        prompt.tokens.resize(each, 0);
+        let count = prompts.count.max(1);
+        let each = prompts.tokens.len().div_ceil(count as usize).max(1);
+        prompts.tokens.resize(each, 0);
+        let all_count = prompts.has_ids && !body.has("truncate_prompt_tokens");
+        let least_prompt = if all_count { each } else { 1 };
         Ok(Self {
-            prompt: std::mem::take(&mut prompt.tokens),
+            prompt: prompts.tokens,
             sequences: count.saturating_mul(n).min(MOST_SEQUENCES),
-            is_batch: prompt.is_list || n > 1,
+            is_batch: prompts.is_list || n > 1,
             indivisible: indivisible::of(path, body),
-            max_tokens: max_tokens.max(1),
+            max_tokens: limit.unwrap_or(usual_limit).max(1),
+            least_tokens: least_prompt as u64 + u64::from(limit.unwrap_or(0)),
         })
     }
 }
@@ -145,6 +150,8 @@ struct Prompts {
     tokens: Vec<u32>,
     count: u32,
     is_list: bool,
+    /// `tokens` are the ids themselves.
+    has_ids: bool,
 }
 
 /// A text, in its place where nothing in it is escaped.
@@ -176,7 +183,10 @@ impl Prompts {
             return self.add_text(&text.0);
         }
         match serde_json::from_str(prompt.get()).ok() {
-            Some(PromptForm::Ids(ids)) => self.tokens.extend(ids),
+            Some(PromptForm::Ids(ids)) => {
+                self.has_ids = true;
+                self.tokens.extend(ids);
+            }
             Some(PromptForm::Texts(texts)) => {
                 self.is_list = true;
                 self.count = u32::try_from(texts.len()).unwrap_or(u32::MAX);
@@ -337,6 +347,29 @@ mod tests {
         ] {
             let error = tried(path, &body).expect_err(&body).to_string();
             assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_request_comes_to_at_least_is_what_its_numbers_say() {
+        for (path, body, least) in [
+            (COMPLETIONS, r#"{"prompt":[5,6,7],"max_tokens":9}"#, 12),
+            (COMPLETIONS, r#"{"prompt":[5,6,7]}"#, 3),
+            (
+                COMPLETIONS,
+                r#"{"prompt":"a long text","max_tokens":9}"#,
+                10,
+            ),
+            // Engines cut it.
+            (
+                COMPLETIONS,
+                r#"{"prompt":[5,6,7],"max_tokens":9,"truncate_prompt_tokens":2}"#,
+                10,
+            ),
+            (CHAT, r#"{"max_tokens":9,"max_completion_tokens":4}"#, 5),
+            (CHAT, "{}", 1),
+        ] {
+            assert_eq!(of(path, body).least_tokens, least, "{body}");
         }
     }
 

@@ -8,7 +8,7 @@ use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tasuki_core::{FailureKind, Identity};
+use tasuki_core::{FailureKind, Identity, Indivisible};
 use tasuki_flow::{Opaque, OpaqueRequest, SamplingParams};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -151,8 +151,13 @@ fn generation(
         .read("priority")
         .filter(|_| app.settings.allow_priority);
     let mut prompt = estimate.prompt;
+    let mut indivisible = estimate.indivisible;
     if let Some(longest) = incoming.model.max_model_len {
         prompt.truncate(longest as usize);
+        // Decode would refuse it once prefill has computed it.
+        if !estimate.is_batch && estimate.least_tokens > u64::from(longest) {
+            indivisible = indivisible.or(Some(Indivisible::BeyondContext));
+        }
     }
     let mut headers = passed(&parts.headers, app.keys.is_some());
     if let Some(trace) = &incoming.trace {
@@ -189,7 +194,7 @@ fn generation(
             content: Opaque::new(request),
             sequences: estimate.sequences,
             bound_to: incoming.bound_to,
-            indivisible: estimate.indivisible,
+            indivisible,
             resumes: false,
         }),
     })

@@ -370,7 +370,7 @@ fn said_before(path: &str, body: &Object) -> usize {
     text.matches(" t").count() + text.matches("t0").count()
 }
 
-fn most_tokens(path: &str, body: &Object) -> usize {
+pub fn most_tokens(path: &str, body: &Object) -> usize {
     let native: Object = body.read("sampling_params").unwrap_or_default();
     let most = match path {
         "/generate" => native.read("max_new_tokens"),

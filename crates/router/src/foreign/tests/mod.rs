@@ -12,6 +12,7 @@ mod sglang_worker;
 mod traces;
 mod vllm;
 mod vllm_broken;
+mod vllm_context;
 mod vllm_faults;
 mod vllm_resumed;
 mod vllm_worker;

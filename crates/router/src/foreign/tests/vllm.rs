@@ -309,7 +309,7 @@ async fn models_are_those_that_workers_report() {
         .map(|m| &m["id"])
         .collect();
     assert_eq!(ids, [MODEL, "lora", "gpt"]);
-    assert_eq!(listed["data"][0]["max_model_len"], 2048);
+    assert_eq!(listed["data"][0]["max_model_len"], 8192);
     assert_eq!(router.get("/v1/models/gpt").await.status, 200);
     for (asked, sent) in [
         (r#""model":"gpt","#, MODEL),

@@ -12,8 +12,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 
-use super::fake::{Fabric, FakeWorker, MODEL, Open, Ticket, Worker, error};
+use super::fake::{Fabric, FakeWorker, MODEL, Open, Ticket, Worker, error, most_tokens};
 use crate::foreign::object::Object;
+
+const CONTEXT: usize = 8192;
+/// Of every text.
+const PROMPT_TOKENS: usize = 7;
 
 pub fn start(name: &str, role: &'static str, fabric: &Arc<Fabric>) -> FakeWorker {
     FakeWorker::start(name, role, fabric, routes)
@@ -44,7 +48,7 @@ async fn health(State(worker): State<Arc<Worker>>) -> StatusCode {
 async fn models() -> axum::Json<Value> {
     axum::Json(json!({"object": "list", "data": [
         {"id": "lora", "parent": MODEL, "max_model_len": null},
-        {"id": MODEL, "parent": null, "max_model_len": 2048},
+        {"id": MODEL, "parent": null, "max_model_len": CONTEXT},
     ]}))
 }
 
@@ -97,6 +101,12 @@ async fn complete(
     if model.as_deref() != Some(MODEL) && model.as_deref() != Some("lora") {
         return error(404, &format!("The model `{model:?}` does not exist."));
     }
+    let ids: Option<Vec<u32>> = body.read("prompt");
+    let prompt_tokens = ids.map_or(PROMPT_TOKENS, |ids| ids.len());
+    let output = most_tokens(&path, &body);
+    if output != usize::MAX && prompt_tokens + output > CONTEXT {
+        return error(400, "This model's maximum context length is 8192 tokens.");
+    }
     if leg == "prefill" {
         return prefill(&worker, &path, &body, request_id);
     }
@@ -110,7 +120,7 @@ async fn complete(
             return *answer;
         }
     } else {
-        worker.computed.fetch_add(7, Ordering::SeqCst);
+        worker.computed.fetch_add(PROMPT_TOKENS, Ordering::SeqCst);
     }
     worker.answer(&path, &body, open)
 }
@@ -150,7 +160,7 @@ fn prefill(worker: &Worker, path: &str, body: &Object, request_id: &str) -> Resp
     if body.read::<u32>("n").is_some_and(|n| n != 1) {
         return fabric.violation("prefill with n");
     }
-    worker.computed.fetch_add(7, Ordering::SeqCst);
+    worker.computed.fetch_add(PROMPT_TOKENS, Ordering::SeqCst);
     let number = fabric.next.fetch_add(1, Ordering::Relaxed);
     // Oddly written, and with a field of a later version: it is to be passed on as it is.
     let mut raw = format!(
@@ -205,6 +215,6 @@ fn pull(worker: &Worker, raw: &str, request_id: &str) -> Result<(), Box<Response
         true => &worker.computed,
         false => &worker.pulled,
     };
-    to.fetch_add(7, Ordering::SeqCst);
+    to.fetch_add(PROMPT_TOKENS, Ordering::SeqCst);
     Ok(())
 }

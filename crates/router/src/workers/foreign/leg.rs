@@ -151,7 +151,7 @@ pub async fn run(site: Arc<Site>, spec: LegSpec, reports: Reports) {
 
 /// A leg, and where it runs.
 pub struct Leg<'a> {
-    pub site: &'a Site,
+    pub site: &'a Arc<Site>,
     pub name: &'a str,
     pub spec: &'a LegSpec,
     pub reports: &'a Reports,
@@ -164,7 +164,13 @@ impl Leg<'_> {
         let request = request.ok_or_else(|| Failure::failed("a request without its content"))?;
         let loaded = self.site.loads.now();
         let body = self.body(request)?;
-        let answer = self.send(request, &body).await?;
+        let answer = self.send(request, &body).await;
+        if let Err(failure) = &answer
+            && failure.reason == LegEndReason::Rejected
+        {
+            self.release(request);
+        }
+        let answer = answer?;
         if self.spec.kind == LegKind::Prefill {
             let end = self.hand_off(request, answer).await?;
             return Ok((None, end));
@@ -239,7 +245,7 @@ impl Leg<'_> {
     }
 
     /// Workers know their model by their own names, not by the router's aliases.
-    fn with_model(&self, request: &ForeignRequest) -> Object {
+    pub fn with_model(&self, request: &ForeignRequest) -> Object {
         let mut body = request.body.clone();
         let asked: Option<String> = body.read("model");
         // An adapter that only other workers have is another model than this one's.
@@ -256,8 +262,8 @@ impl Leg<'_> {
         body
     }
 
-    /// The answer, if it is one of success.
-    async fn send(&self, request: &ForeignRequest, body: &Object) -> Result<Exchange<'_>, Failure> {
+    /// The leg's request with this body.
+    pub fn message(&self, request: &ForeignRequest, body: &Object) -> Vec<u8> {
         let body = body.to_json();
         let mut message = format!(
             "POST {} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
@@ -277,6 +283,12 @@ impl Leg<'_> {
         }
         message.extend_from_slice(b"\r\n");
         message.extend_from_slice(&body);
+        message
+    }
+
+    /// The answer, if it is one of success.
+    async fn send(&self, request: &ForeignRequest, body: &Object) -> Result<Exchange<'_>, Failure> {
+        let message = self.message(request, body);
         let answer = self.site.connections.ask(&message).await?;
         if let Some(coding) = answer.coding() {
             return Err(Failure::failed(format!(

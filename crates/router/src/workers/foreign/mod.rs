@@ -16,6 +16,7 @@ mod parts;
 mod prometheus;
 mod ranks;
 mod recomputed;
+mod release;
 mod sglang;
 mod vllm;
 mod watch;

@@ -28,6 +28,26 @@ pub enum NoTicket {
 
 /// What prefill gets: the client's request, for one token. Its answer is not used.
 pub fn prefill_body(client: &Object, path: &str) -> Object {
+    let mut body = one_token(client, path);
+    let params = json!({
+        "do_remote_decode": true,
+        "do_remote_prefill": false,
+        "remote_engine_id": null,
+        "remote_block_ids": null,
+        "remote_host": null,
+        "remote_port": null,
+    });
+    body.set(PARAMS, &params);
+    body
+}
+
+/// What decode gets after it refused the client's request: the same for one token, so that it takes
+/// the KV and prefill need not hold it. Its answer is not used.
+pub fn release_body(client: &Object, path: &str, ticket: &Ticket) -> Object {
+    decode_body(&one_token(client, path), ticket)
+}
+
+fn one_token(client: &Object, path: &str) -> Object {
     let mut body = client.clone();
     body.set("stream", &false);
     body.set("max_tokens", &1);
@@ -39,15 +59,6 @@ pub fn prefill_body(client: &Object, path: &str) -> Object {
     // One that ends by its first token, and not by its length, hands nothing over.
     body.set("ignore_eos", &true);
     body.remove("stop_token_ids");
-    let params = json!({
-        "do_remote_decode": true,
-        "do_remote_prefill": false,
-        "remote_engine_id": null,
-        "remote_block_ids": null,
-        "remote_host": null,
-        "remote_port": null,
-    });
-    body.set(PARAMS, &params);
     body
 }
 
