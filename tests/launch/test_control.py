@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,6 +54,33 @@ def test_an_order_is_answered(server: ControlServer, folder: Path) -> None:
     with pytest.raises(ControlError, match="'both' is no role"):
         send_order(server.path, "both", 3)
     assert send_order(server.path, "decode", 1) == "decode: 1"
+
+
+def test_orders_are_taken_after_descriptors_or_threads_were_used_up(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, start, left = socket.socket.accept, threading.Thread.start, [2, 1]
+
+    def no_descriptor(own: socket.socket) -> tuple[socket.socket, object]:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(own)
+
+    def no_thread(own: threading.Thread) -> None:
+        if left[1]:
+            left[1] -= 1
+            raise RuntimeError("can't start new thread")
+        start(own)
+
+    monkeypatch.setattr(socket.socket, "accept", no_descriptor)
+    assert send_order(server.path, "decode", 1) == "decode: 1"  # was accepted before
+    assert send_order(server.path, "decode", 2) == "decode: 2"
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(ControlError, match="can't start new thread"):
+        send_order(server.path, "decode", 3)
+    assert send_order(server.path, "decode", 4) == "decode: 4"
+    assert left == [0, 0]
 
 
 def test_nobody_else_may_order(server: ControlServer, folder: Path) -> None:

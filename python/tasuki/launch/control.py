@@ -9,11 +9,13 @@ Threads: one accepts connections, one serves each; the launcher's main thread ob
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +26,8 @@ _MAX_PATH_BYTES = 107  # of a Unix socket's path (Linux)
 _MAX_ORDER_BYTES = 4096
 _ORDER_S = 10.0  # for an order to come over an open connection
 _SUFFIX = ".sock"
+_USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of the system, for a time
+_ACCEPT_AGAIN_S = 0.2
 
 Obey = Callable[[str, int], str]
 """Carries out an order, on the main thread: role, count; gives what was done."""
@@ -81,16 +85,24 @@ class ControlServer:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except OSError as error:
+                if error.errno not in _USED_UP:
+                    return  # it is closed
+                time.sleep(_ACCEPT_AGAIN_S)
+                continue
+            serving = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            try:
+                serving.start()
+            except RuntimeError as error:
+                with connection, contextlib.suppress(OSError):
+                    _send(connection, {"error": f"the launcher cannot take an order: {error}"})
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_ORDER_S)
             with connection.makefile("rb") as lines:
                 answer = self._answer(lines.readline(_MAX_ORDER_BYTES))
-            connection.sendall(json.dumps(answer).encode() + b"\n")
+            _send(connection, answer)
 
     def _answer(self, line: bytes) -> dict[str, str]:
         try:
@@ -111,6 +123,10 @@ class ControlServer:
 
         self._call(run)
         return answers.get()
+
+
+def _send(connection: socket.socket, answer: dict[str, str]) -> None:
+    connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def send_order(path: Path | None, role: str, count: int) -> str:

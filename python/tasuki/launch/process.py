@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import BinaryIO
 
 from tasuki.launch.forking import Process, Starter, spawn
 from tasuki.launch.topology import ProcessSpec
@@ -35,10 +36,17 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The child has ended; `code` is negative for a signal, as in `subprocess`."""
+    """The child has ended.
+
+    Attributes:
+        child: Which one.
+        code: Negative for a signal, as in `subprocess`.
+        how: The same in words, or why it could not be started.
+    """
 
     child: Child
     code: int
+    how: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,10 @@ class Child:
     """
 
     def __init__(self, spec: ProcessSpec, io: ChildIo, start: Starter = spawn) -> None:
-        """Have it started by `start`, which may take as long as an import."""
+        """Have it started by `start`, which may take as long as an import.
+
+        Where there is no thread or descriptor for it, it has ended at once.
+        """
         self.spec = spec
         self.started_s = time.monotonic()
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -76,12 +87,10 @@ class Child:
         self._process: Process | None = None
         self._pending: signal.Signals | None = None  # sent before it was started
         self._begun = threading.Event()
-        read, write = os.pipe()
-        self._output = open(read, "rb")  # noqa: SIM115  # closed by the thread that copies
-        self._copier = threading.Thread(target=self._copy, name=f"{spec.name}-output", daemon=True)
-        self._copier.start()
-        name = f"{spec.name}-wait"
-        threading.Thread(target=self._run, args=(write,), name=name, daemon=True).start()
+        try:
+            self._begin()
+        except OSError as error:
+            self._cannot_start(error)
 
     @property
     def where(self) -> str:
@@ -96,14 +105,35 @@ class Child:
                 return
         self._process.signal(number)
 
-    def _copy(self) -> None:
+    def _begin(self) -> None:
+        with contextlib.ExitStack() as opened:
+            log = opened.enter_context(_open_log(self._io.log_path))
+            read, write = os.pipe()
+            opened.callback(os.close, write)
+            output = opened.enter_context(open(read, "rb"))
+            self._copier = _thread(f"{self.spec.name}-output", self._copy, output, log)
+            opened.pop_all()  # the threads close them
+        try:
+            _thread(f"{self.spec.name}-wait", self._run, write)
+        except OSError:
+            os.close(write)  # ends the copier
+            self._begun.set()
+            raise
+
+    def _cannot_start(self, error: OSError) -> None:
+        why = f"cannot start it: {error}"
+        self.tail.append(why)
+        self._begun.set()
+        self._io.post(Exited(self, 1, why))
+
+    def _copy(self, output: BinaryIO, log: FileIO) -> None:
         ready = False
-        with self._output, _open_log(self._io.log_path) as log:
+        with output, log:
             self._begun.wait()
             if self._process is not None:
                 with contextlib.suppress(OSError):
                     log.write(f"--- {self.spec.name} started, {self.where}\n".encode())
-            for raw in self._output:  # to its end: without a reader the child could not go on
+            for raw in output:  # to its end: without a reader the child could not go on
                 line = raw.decode(errors="replace").rstrip("\r\n")
                 with contextlib.suppress(OSError):  # the disk is full
                     log.write(f"{line}\n".encode())
@@ -120,9 +150,7 @@ class Child:
         try:
             process = self._start(self.spec, output)
         except OSError as error:
-            self.tail.append(f"cannot start it: {error}")
-            self._begun.set()
-            self._io.post(Exited(self, 1))
+            self._cannot_start(error)
             return
         finally:
             os.close(output)
@@ -137,7 +165,21 @@ class Child:
         finally:
             # What it said last explains the end; a grandchild may hold the pipe open for ever.
             self._copier.join(_DRAIN_OUTPUT_S)
-            self._io.post(Exited(self, code))
+            self._io.post(Exited(self, code, describe_exit(code)))
+
+
+def _thread(name: str, target: Callable[..., None], *args: object) -> threading.Thread:
+    """Start a thread.
+
+    Raises:
+        OSError: The system has none left.
+    """
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+    return thread
 
 
 def _open_log(path: Path) -> FileIO:

@@ -9,7 +9,6 @@ import os
 import queue
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -21,7 +20,7 @@ from tasuki.errors import ERROR_PREFIX
 from tasuki.launch.backoff import Backoff, BackoffPolicy
 from tasuki.launch.errors import LaunchError
 from tasuki.launch.forking import Starter, spawn
-from tasuki.launch.process import Child, ChildIo, Exited, Ready, describe_exit
+from tasuki.launch.process import Child, ChildIo, Exited, Ready
 from tasuki.launch.topology import ProcessSpec, with_port
 
 _PROGRESS_EVERY_S = 5.0
@@ -128,7 +127,8 @@ class Supervisor:
         self._policy = policy or BackoffPolicy()
         self._members: dict[str, _Member] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._calls: deque[Call] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._later: list[tuple[float, Callable[[], None]]] = []  # when, what
         self.post: Callable[[Event], None] = self._events.put
         self.died = False
 
@@ -200,17 +200,15 @@ class Supervisor:
         """Restart what dies and make the calls that come, until a `Stop`; gives its exit code."""
         while True:
             try:
-                self._take(timeout_s=self._restart_due(), required=())
+                self._take(timeout_s=self._next_due(), required=())
                 while self._calls:
-                    self._calls.popleft().function()
+                    self._calls.popleft()()
             except StoppedError as stopped:
                 return stopped.code
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> None:
-        """Have `run` call a function on the main thread, between other events."""
-        timer = threading.Timer(seconds, self.post, (Call(function),))
-        timer.daemon = True
-        timer.start()
+        """Have `run` call a function between other events. For the main thread."""
+        self._later.append((time.monotonic() + seconds, function))
 
     def retire(self, names: Collection[str], grace_s: float) -> None:
         """End some children for good, while the others are kept running.
@@ -280,10 +278,10 @@ class Supervisor:
             case Exited():
                 self._on_exit(event, required)
             case Call():
-                self._calls.append(event)
+                self._calls.append(event.function)
             case None:
                 pass
-        self._restart_what_is_due()
+        self._do_what_is_due()
 
     def _on_ready(self, event: Ready) -> None:
         member = self._member(event.child)
@@ -305,7 +303,7 @@ class Supervisor:
             return
         self.died = True
         log = self._log_dir / f"{member.spec.name}.log"
-        how = describe_exit(event.code)
+        how = event.how
         if required is None or member.spec.name in required:
             words = "\n".join(f"  {line}" for line in last_words(event.child.tail))
             raise LaunchError(
@@ -322,11 +320,15 @@ class Supervisor:
         member = self._members.get(child.spec.name)
         return member if member is not None and member.child is child else None
 
-    def _restart_due(self) -> float | None:
+    def _next_due(self) -> float | None:
         due = [m.restart_at_s for m in self._members.values() if m.restart_at_s is not None]
+        due += [at_s for at_s, _ in self._later]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def _restart_what_is_due(self) -> None:
+    def _do_what_is_due(self) -> None:
+        now_s = time.monotonic()
+        self._calls += [function for at_s, function in self._later if at_s <= now_s]
+        self._later = [later for later in self._later if later[0] > now_s]
         for member in self._members.values():
             if member.restart_at_s is not None and member.restart_at_s <= time.monotonic():
                 member.restart_at_s = None
