@@ -9,6 +9,7 @@ import pytest
 from kv_source_process import DEADLINE_S, block_value, fill, layout
 from support.waiting import until
 
+from tasuki.kv import host_staged, staging_server
 from tasuki.kv.nixl_agent import Agent
 from tasuki.kv.staging import MAX_PEERS, SLOT_BYTES, Slots, parts_of
 from tasuki.kv.staging_server import IDLE_S, StagingServer
@@ -80,6 +81,33 @@ def test_workers_that_read_one_another_leave_one_another_alone(
         one.connect("other", other.metadata, pair.plan)
     one.close()
     other.close()
+
+
+@pytest.mark.system
+def test_a_reader_whose_set_was_given_away_gets_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_staged, "_REPLY_S", 2.0)
+    monkeypatch.setattr(staging_server, "MAX_PEERS", 1)
+    for module in (host_staged, staging_server):
+        monkeypatch.setattr(module, "IDLE_S", 0.0)
+    shape = layout(num_blocks=8, block_kib=64)
+    source, *readers = (create_transport("host-staged") for _ in range(3))
+    for seed, each in enumerate((source, *readers)):
+        pool = each.allocate(shape)
+        fill(pool, seed)
+        each.register(pool, shape)
+    for reader in readers:
+        [pair] = make_plans([reader.layout], [source.layout])
+        reader.connect("source", source.metadata, pair.plan)
+    for number in range(2):
+        for reader in readers:
+            reads = [reader.post("source", [Run(3, 4 + i, 1)]) for i in range(2)]
+            for i, read in enumerate(reads):
+                until(read.done, "the read")
+                assert (reader.pool[4 + i] == block_value(3, 0)).all(), number
+    for each in (source, *readers):
+        each.close()
 
 
 class Readers:

@@ -43,7 +43,7 @@ from tasuki.kv.staging import (
     parts_of_planes,
     slot_offset,
 )
-from tasuki.kv.staging_server import StagingServer
+from tasuki.kv.staging_server import IDLE_S, StagingServer
 from tasuki.kv.transfer_plan import Run, TransferPlan
 from tasuki.kv.transport import PoolTransport, TransportError
 from tasuki.kv.ways import Way
@@ -167,6 +167,9 @@ class HostStagedTransport(PoolTransport["_Peer"]):
         transfer = StagedTransfer(self, known)
         parts = list(self._parts(runs, known.plan, transfer))
         transfer.left = len(parts)
+        # Idle for so long, our set there may be another reader's by now.
+        if not known.lanes and time.monotonic() - known.used_s >= IDLE_S / 2:
+            known.greeting = known.greeting or self._greet(known.agent)
         known.waiting.extend(parts)
         self.advance(known)
         return transfer
@@ -203,6 +206,8 @@ class HostStagedTransport(PoolTransport["_Peer"]):
                 part.transfer.left -= 1
                 del peer.lanes[lane]
         while peer.waiting and len(peer.lanes) < LANES:
+            if not self._greeted(peer):
+                return
             part = peer.waiting.popleft()
             if part.transfer.error:
                 part.transfer.left -= 1
@@ -216,10 +221,26 @@ class HostStagedTransport(PoolTransport["_Peer"]):
                 part.transfer.left -= 1
                 del peer.lanes[lane]
 
+    def _greeted(self, peer: _Peer) -> bool:
+        """Whether we know our set there; if we cannot get one, what waits has failed."""
+        if peer.greeting is None:
+            return True
+        try:
+            next(peer.greeting)
+            return False
+        except StopIteration as ended:
+            peer.set_there = ended.value
+        except Exception as error:
+            for part in peer.waiting:
+                part.transfer.error = part.transfer.error or describe(error)
+        peer.greeting = None
+        return True
+
     def _request(self, peer: _Peer, lane: int, part: _Part) -> None:
         self._next_id += 1
         part.asked = str(self._next_id)
-        part.deadline_s = time.monotonic() + _REPLY_S
+        peer.used_s = time.monotonic()
+        part.deadline_s = peer.used_s + _REPLY_S
         message = {"ask": "stage", "id": part.asked, "lane": lane, "bytes": part.remote}
         self._agent.send(peer.agent, message)
 
@@ -316,7 +337,10 @@ class _Part:
 
 @dataclass(slots=True)
 class _Peer:
-    """A source: `address` of its slots, our set there, the set here, its way, parts by lane."""
+    """A source: `address` of its slots, our set there, the set here, its way, parts by lane.
+
+    `used_s` is when we last asked it for anything; while `greeting` we ask for a set there.
+    """
 
     agent: RemoteAgent
     plan: TransferPlan
@@ -326,3 +350,5 @@ class _Peer:
     way: Way | None
     lanes: dict[int, _Part] = field(default_factory=dict)
     waiting: deque[_Part] = field(default_factory=deque)
+    used_s: float = field(default_factory=time.monotonic)
+    greeting: Steps[int] | None = None
