@@ -63,7 +63,9 @@ class MooncakeTransport(PoolTransport["_Peer"]):
         self._network = network
         self._engine = Engine(network)
         self._met: dict[str, bytes] = {}  # tokens, by session
-        self._lock = threading.Lock()  # of both
+        # Reads of tokens under way, by session and token: an engine's own limits are minutes.
+        self._greetings: dict[tuple[str, bytes], Future[bytes]] = {}
+        self._lock = threading.Lock()  # of these
         self._reaching = Reaching(self._reach, lambda _: None)
 
     @property
@@ -118,11 +120,51 @@ class MooncakeTransport(PoolTransport["_Peer"]):
                 self._engine, self._met = Engine(self._network), {}
             self._met[session] = token
             known = _Peer(self._engine, session)
-        if (found := _within(_GREETING_S, session, lambda: known.token(at))) != token:
+        if (found := self._greeted(known, at, token)) != token:
             raise TransportError(
                 f"{peer} at {session} is another process by now (its token is {found.hex()})"
             )
         return known
+
+    def _greeted(self, known: _Peer, at: int, token: bytes) -> bytes:
+        """What a peer has at `at`; a thread of its own reads it, one for all that ask.
+
+        Raises:
+            TransportError: It cannot be read, or not in time: the thread goes on then.
+        """
+        key = known.session, token
+        with self._lock:
+            if (greeting := self._greetings.get(key)) is None:
+                greeting = Future()
+                run = threading.Thread(
+                    target=self._greet,
+                    args=(known, at, key, greeting),
+                    name="kv-greeting",
+                    daemon=True,
+                )
+                start(run, known.session)
+                self._greetings[key] = greeting
+        try:
+            return greeting.result(_GREETING_S)
+        except TimeoutError:
+            raise TransportError(
+                f"{known.session} does not answer within {_GREETING_S:g} s"
+            ) from None
+
+    def _greet(
+        self, known: _Peer, at: int, key: tuple[str, bytes], greeting: Future[bytes]
+    ) -> None:
+        found, failed = b"", None
+        try:
+            found = known.token(at)
+        except Exception as error:
+            failed = error
+        with self._lock:
+            del self._greetings[key]
+        if failed is None:
+            greeting.set_result(found)
+        else:
+            greeting.set_exception(failed)
 
     def disconnect(self, peer: str) -> None:
         """Forget a peer; nothing is under way from it."""
@@ -274,27 +316,6 @@ def _told(peer: str, metadata: bytes) -> tuple[str, int, bytes]:
         return session, at, token
     except (ValueError, KeyError, TypeError) as error:
         raise TransportError(f"{peer} tells of no Mooncake engine ({error})") from error
-
-
-def _within(seconds: float, session: str, call: Callable[[], bytes]) -> bytes:
-    """What `call` returns or raises, on a thread of its own: Mooncake's own limits are minutes.
-
-    Raises:
-        TransportError: It has not ended; it goes on, and nobody hears of it.
-    """
-    ended: Future[bytes] = Future()
-
-    def run() -> None:
-        try:
-            ended.set_result(call())
-        except Exception as error:
-            ended.set_exception(error)
-
-    start(threading.Thread(target=run, name="kv-greeting", daemon=True), session)
-    try:
-        return ended.result(seconds)
-    except TimeoutError:
-        raise TransportError(f"{session} does not answer within {seconds:g} s") from None
 
 
 def _slice(region: Region, index: int) -> int:
