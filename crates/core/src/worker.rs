@@ -1,5 +1,7 @@
 //! A worker as a placement decision sees it.
 
+use std::ops::{AddAssign, SubAssign};
+
 use crate::{Capabilities, KvDomain, Role, WorkerId};
 
 /// Whether a worker may be given new work.
@@ -73,6 +75,31 @@ pub struct Outstanding {
     pub promised_blocks: u64,
     /// That the worker reports as waiting and `promised_blocks` has room for.
     pub waiting_kv_tokens: u64,
+}
+
+impl AddAssign for Outstanding {
+    fn add_assign(&mut self, other: Self) {
+        self.prefill_tokens += other.prefill_tokens;
+        self.requests += other.requests;
+        self.sequences += other.sequences;
+        self.awaited_sequences += other.awaited_sequences;
+        self.kv_tokens += other.kv_tokens;
+        self.promised_blocks += other.promised_blocks;
+        self.waiting_kv_tokens += other.waiting_kv_tokens;
+    }
+}
+
+/// Of what was added before.
+impl SubAssign for Outstanding {
+    fn sub_assign(&mut self, other: Self) {
+        self.prefill_tokens -= other.prefill_tokens;
+        self.requests -= other.requests;
+        self.sequences -= other.sequences;
+        self.awaited_sequences -= other.awaited_sequences;
+        self.kv_tokens -= other.kv_tokens;
+        self.promised_blocks -= other.promised_blocks;
+        self.waiting_kv_tokens -= other.waiting_kv_tokens;
+    }
 }
 
 /// One worker at one moment.

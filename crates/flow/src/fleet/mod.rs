@@ -12,6 +12,7 @@ mod placing;
 mod prefixes;
 mod report;
 mod running_leg;
+mod running_legs;
 #[cfg(test)]
 mod tests;
 mod worker;

@@ -60,27 +60,29 @@ impl RunningLeg {
         self.placed.is_some() && self.prefill_tokens == 0
     }
 
-    /// Adds what the worker's last report cannot show of it. `knows_waiting_kv`: the worker
-    /// reports the KV of sequences that wait.
-    pub fn count(&self, outstanding: &mut Outstanding, knows_waiting_kv: bool) {
+    /// What the worker's last report cannot show of it. `knows_waiting_kv`: the worker reports the
+    /// KV of sequences that wait.
+    pub fn outstanding(&self, knows_waiting_kv: bool) -> Outstanding {
+        let mut outstanding = Outstanding::default();
         if !self.is_counted {
-            outstanding.prefill_tokens += self.prefill_tokens;
-            outstanding.requests += 1;
-            outstanding.sequences += self.sequences;
+            outstanding.prefill_tokens = self.prefill_tokens;
+            outstanding.requests = 1;
+            outstanding.sequences = self.sequences;
             if self.awaits_kv() {
-                outstanding.awaited_sequences += self.sequences;
+                outstanding.awaited_sequences = self.sequences;
             }
         }
         // Some workers report how many sequences wait, and not their KV.
         if !self.is_counted || (self.placed.is_some() && !knows_waiting_kv) {
-            outstanding.kv_tokens += self.kv_tokens;
+            outstanding.kv_tokens = self.kv_tokens;
         }
         if !self.has_blocks {
-            outstanding.promised_blocks += self.promised_blocks;
+            outstanding.promised_blocks = self.promised_blocks;
             if self.is_counted && knows_waiting_kv {
-                outstanding.waiting_kv_tokens += self.kv_tokens;
+                outstanding.waiting_kv_tokens = self.kv_tokens;
             }
         }
+        outstanding
     }
 }
 

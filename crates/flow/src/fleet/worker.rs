@@ -12,6 +12,7 @@ use super::breaker::{Breakers, Shown};
 use super::prefixes::PlacedPrompt;
 use super::report::{LoadReport, WorkerInfo};
 use super::running_leg::{LegSlot, RunningLeg, handoff, hash, peer};
+use super::running_legs::RunningLegs;
 use crate::leg::{Handoff, LegKind, LegSpec};
 
 /// One worker of the fleet, connected or not.
@@ -31,10 +32,8 @@ pub struct WorkerState {
     pub(super) last_report: Duration,
     /// Tokens of a leg of ours that decodes.
     pub(super) last_decoded: Option<Duration>,
-    /// Of this connection, by [`LegSlot`].
-    legs: Vec<Option<RunningLeg>>,
-    free_slots: Vec<u32>,
-    dispatched_legs: u64,
+    /// Of this connection.
+    legs: RunningLegs,
     /// Something has happened since the last recount.
     is_stale: bool,
     /// Numbers of the last samples, of both kinds.
@@ -90,9 +89,7 @@ impl WorkerState {
             connection: None,
             last_report: Duration::ZERO,
             last_decoded: None,
-            legs: Vec::new(),
-            free_slots: Vec::new(),
-            dispatched_legs: 0,
+            legs: RunningLegs::default(),
             is_stale: false,
             last_samples: [0; 2],
         }
@@ -186,7 +183,7 @@ impl WorkerState {
 
     /// The engine, hashed, whose KV a leg gets by a ticket.
     pub(super) fn issuer_of(&self, slot: LegSlot) -> Option<u64> {
-        let leg = self.legs.get(slot.index as usize)?.as_ref()?;
+        let leg = self.legs.get(slot)?;
         leg.peer.filter(|_| leg.redeems)
     }
 
@@ -214,7 +211,7 @@ impl WorkerState {
 
     /// The engine, hashed, that a leg gets its KV from.
     pub(super) fn peer_of(&self, slot: LegSlot) -> Option<u64> {
-        self.legs.get(slot.index as usize)?.as_ref()?.peer
+        self.legs.get(slot)?.peer
     }
 
     /// Whether this engine, hashed, is connected as this worker.
@@ -225,7 +222,7 @@ impl WorkerState {
 
     /// Our legs there.
     pub fn running_legs(&self) -> usize {
-        self.legs.len() - self.free_slots.len()
+        self.legs.len()
     }
 
     /// The connection is over, and its legs with it.
@@ -238,9 +235,7 @@ impl WorkerState {
     }
 
     fn forget_legs(&mut self) {
-        self.legs.clear();
-        self.free_slots.clear();
-        self.dispatched_legs = 0;
+        self.legs = RunningLegs::default();
         self.view.outstanding = Outstanding::default();
     }
 
@@ -262,11 +257,8 @@ impl WorkerState {
             waiting_kv_tokens: load.waiting_kv_tokens,
         };
         self.is_stale = true;
-        for leg in self.legs.iter_mut().flatten() {
-            leg.is_counted |= load
-                .applied_legs
-                .is_some_and(|applied| leg.number <= applied);
-        }
+        self.legs
+            .on_load(load.applied_legs, load.waiting_kv_tokens.is_some());
         let samples = [load.last_decode, load.last_prefill];
         let numbers = samples.map(|sample| sample.map_or(0, |sample| sample.number));
         let known = std::mem::replace(&mut self.last_samples, numbers);
@@ -290,8 +282,7 @@ impl WorkerState {
         };
         let choices = u64::from(spec.sequences());
         let decodes = spec.kind != LegKind::Prefill;
-        self.dispatched_legs += 1;
-        let number = self.dispatched_legs;
+        let number = self.legs.next_number();
         let leg = RunningLeg {
             prefill_tokens: match spec.kind {
                 LegKind::Decode => 0,
@@ -312,27 +303,17 @@ impl WorkerState {
             is_counted: false,
             has_blocks: false,
         };
-        let index = match self.free_slots.pop() {
-            Some(index) => {
-                self.legs[index as usize] = Some(leg);
-                index
-            }
-            None => {
-                self.legs.push(Some(leg));
-                u32::try_from(self.legs.len() - 1).expect("fewer legs than 2^32")
-            }
-        };
+        let slot = self.legs.add(leg);
         self.is_stale = true;
         self.breakers.on_dispatched(number);
         self.refresh_health();
-        LegSlot { index, number }
+        slot
     }
 
     /// A leg has produced so many tokens more. Of its answer: tokens of the prompt, and how many it
     /// had and has. `None`: it does not decode.
     pub(super) fn count_output(&mut self, slot: LegSlot, tokens: u32) -> Option<(u64, u32, u32)> {
-        let leg = self.legs.get_mut(slot.index as usize)?.as_mut()?;
-        let answer = leg.produce(tokens)?;
+        let answer = self.legs.change(slot, |leg| leg.produce(tokens))??;
         if tokens > 0 {
             self.last_decoded = Some(self.last_report);
         }
@@ -342,18 +323,15 @@ impl WorkerState {
     /// A leg has output: it holds its blocks by now, and is in the load, if there is one.
     /// With its first, the prompt.
     pub(super) fn on_output(&mut self, slot: LegSlot) -> Option<PlacedPrompt> {
-        let mut placed = None;
-        let mut decodes = false;
-        if let Some(Some(leg)) = self.legs.get_mut(slot.index as usize) {
-            placed = leg.placed.take();
-            decodes = leg.sequences > 0;
-            self.is_stale |= placed.is_some();
+        let reports_load = self.view.capabilities.reports_load;
+        let shown = self.legs.change(slot, |leg| {
             leg.prefill_tokens = 0;
-            if self.view.capabilities.reports_load {
-                leg.has_blocks = true;
-                leg.is_counted = true;
-            }
-        }
+            leg.has_blocks |= reports_load;
+            leg.is_counted |= reports_load;
+            (leg.placed.take(), leg.sequences > 0)
+        });
+        let (placed, decodes) = shown.unwrap_or_default();
+        self.is_stale |= placed.is_some();
         // Whether a prompt's KV gets away only its end shows.
         if decodes && self.breakers.is_trial(slot.number) {
             let hands_over = self.hands_over(slot);
@@ -369,11 +347,10 @@ impl WorkerState {
 
     /// A leg has ended.
     pub(super) fn remove_leg(&mut self, slot: LegSlot) -> Option<EndedLeg> {
-        let leg = self.legs.get_mut(slot.index as usize)?.take()?;
+        let leg = self.legs.remove(slot)?;
         if self.breakers.is_trial(slot.number) {
             self.on_shown(slot, Shown::Nothing); // its end said nothing of this worker
         }
-        self.free_slots.push(slot.index);
         self.is_stale = true;
         let tokens = leg.kv_tokens / u64::from(leg.sequences.max(1));
         Some(EndedLeg {
@@ -383,18 +360,13 @@ impl WorkerState {
         })
     }
 
-    /// Counts what the worker's last report cannot show, from our own legs. False: nothing has
+    /// Shows what the worker's last report cannot, from our own legs. False: nothing has
     /// happened since it did.
     pub(super) fn recount(&mut self) -> bool {
         if !std::mem::take(&mut self.is_stale) {
             return false;
         }
-        let mut outstanding = Outstanding::default();
-        let knows_waiting_kv = self.view.load.waiting_kv_tokens.is_some();
-        for leg in self.legs.iter().flatten() {
-            leg.count(&mut outstanding, knows_waiting_kv);
-        }
-        self.view.outstanding = outstanding;
+        self.view.outstanding = self.legs.outstanding();
         true
     }
 }

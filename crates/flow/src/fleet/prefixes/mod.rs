@@ -58,7 +58,7 @@ pub struct Expected {
 }
 
 /// A prompt that was sent to a worker, until the worker has output of it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PlacedPrompt {
     chunks: Chunks,
     /// Of a prompt that is computed there.
