@@ -81,10 +81,15 @@ pub enum SimulateError {
         gpus_per_host: u32,
     },
     #[error(
-        "workers of {each} GPUs cannot use --gpus {gpus} without a rest: give a multiple of \
-         {each}, or with --gpu another --tensor-parallel"
+        "workers of {each} GPUs cannot use --gpus {gpus}, {gpus_per_host} a machine \
+         (--gpus-per-host), without a rest: give a multiple of {each} for both, or with --gpu \
+         another --tensor-parallel"
     )]
-    Indivisible { each: u32, gpus: u32 },
+    Indivisible {
+        each: u32,
+        gpus: u32,
+        gpus_per_host: u32,
+    },
     #[error(
         "{percent:.1}% of the requests are longer than a worker takes: prompt and answer have up \
          to {longest} tokens together, --max-model-len is {limit}; raise it, with --num-blocks for \

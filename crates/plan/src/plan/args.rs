@@ -89,7 +89,8 @@ pub struct GoalArgs {
     #[arg(long, short, value_name = "PATH")]
     pub output: Option<PathBuf>,
 
-    /// Write values for the Helm chart (deploy/helm/tasuki) that start the best design.
+    /// Write values for the Helm chart (deploy/helm/tasuki) that start the best design, if one
+    /// meets the objectives.
     #[arg(long, value_name = "PATH")]
     pub values: Option<PathBuf>,
 

@@ -52,25 +52,6 @@ impl Design {
         self.prefill.gpus() + self.decode.gpus() + self.mixed.gpus()
     }
 
-    /// The host of each worker, those that prefill first, then those that decode. The largest get
-    /// their GPUs first, so that none has GPUs of two hosts where degrees divide those of a host.
-    pub fn hosts(&self, gpus_per_host: u32) -> Vec<u32> {
-        let parts = [self.prefill, self.decode, self.mixed];
-        let mut order = [0, 1, 2];
-        order.sort_by_key(|&at: &usize| std::cmp::Reverse(parts[at].tensor_parallel));
-        let mut first = [0; 3];
-        let mut taken = 0;
-        for at in order {
-            first[at] = taken;
-            taken += parts[at].gpus();
-        }
-        let of = |(part, first): (Part, u32)| {
-            let each = part.tensor_parallel;
-            (0..part.workers).map(move |worker| (first + worker * each) / gpus_per_host)
-        };
-        std::iter::zip(parts, first).flat_map(of).collect()
-    }
-
     /// What is left when a worker of a role is lost; `None`: no such worker, or nothing is left that
     /// could serve.
     pub fn without(&self, role: Role) -> Option<Self> {
@@ -264,28 +245,6 @@ mod tests {
             (same.steps(), same.prefill_max_batched_tokens),
             ("2048".into(), None)
         );
-    }
-
-    #[test]
-    fn no_worker_has_gpus_of_two_hosts() {
-        let part = |workers, tensor_parallel| Part {
-            workers,
-            tensor_parallel,
-        };
-        let design = Design {
-            prefill: part(4, 1),
-            decode: part(1, 8),
-            mixed: part(2, 2),
-            ..all(1, &[1], 1_024)[0]
-        };
-        // The decode worker has all of the first host.
-        assert_eq!(design.hosts(8), [1, 1, 1, 1, 0, 1, 1]);
-        assert_eq!(design.hosts(16), [0; 7]);
-        let mixed = Design {
-            mixed: part(6, 2),
-            ..all(1, &[1], 1_024)[0]
-        };
-        assert_eq!(mixed.hosts(4), [0, 0, 1, 1, 2, 2]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod args;
 mod degrees;
 mod design;
+mod hosts;
 mod lengths;
 mod planner;
 mod probe;
@@ -99,12 +100,18 @@ fn run(args: &PlanArgs) -> Result<bool, SimulateError> {
         write(path, &(content + "\n"))?;
         printed = printed.and_then(|()| print(&format!("plan: {}\n", path.display())));
     }
+    let is_met = plan.best.rate > 0.0;
     if let Some(path) = &args.goal.values {
-        write(path, &plan.helm_values)?;
-        printed = printed.and_then(|()| print(&format!("values: {}\n", path.display())));
+        let said = if is_met {
+            write(path, &plan.helm_values)?;
+            format!("values: {}\n", path.display())
+        } else {
+            "values: not written, as no design meets the objectives\n".to_owned()
+        };
+        printed = printed.and_then(|()| print(&said));
     }
     printed?;
-    Ok(plan.best.rate > 0.0)
+    Ok(is_met)
 }
 
 fn write(path: &Path, content: &str) -> Result<(), SimulateError> {

@@ -232,11 +232,13 @@ impl<'a> Planner<'a> {
     pub(super) fn search(&self) -> Result<(Vec<Found>, usize), SimulateError> {
         let degrees: Vec<u32> = self.hardware.keys().copied().collect();
         let default = self.hardware_of(1)?.limits.max_batched_tokens;
-        let designs = all(self.goal.gpus, &degrees, default);
+        let (gpus, gpus_per_host) = (self.goal.gpus, self.goal.gpus_per_host);
+        let mut designs = all(gpus, &degrees, default);
+        designs.retain(|design| design.fits(gpus, gpus_per_host));
         if designs.is_empty() {
-            let gpus = self.goal.gpus;
             return Err(SimulateError::Indivisible {
                 gpus,
+                gpus_per_host,
                 each: degrees[0],
             });
         }

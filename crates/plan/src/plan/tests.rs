@@ -327,15 +327,9 @@ fn a_worker_of_a_log_has_as_many_gpus_as_it_had() {
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace(r#""classes":[]"#, &class)).unwrap();
     let of = |gpus: &str| {
-        let words = [
-            "plan",
-            "--slo",
-            "ttft=1s,tpot=30ms",
-            "--quick",
-            "--from",
-            &path,
-        ];
-        let args = PlanArgs::try_parse_from([&words[..], &["--gpus", gpus]].concat()).unwrap();
+        let words = "plan --slo ttft=1s,tpot=30ms --quick --from".split(' ');
+        let words = words.chain([&*path, "--gpus"]).chain(gpus.split(' '));
+        let args = PlanArgs::try_parse_from(words).unwrap();
         Planner::new(&args).and_then(|mut planner| planner.plan())
     };
     let found = of("8").unwrap();
@@ -350,8 +344,10 @@ fn a_worker_of_a_log_has_as_many_gpus_as_it_had() {
         "{}",
         found.helm_values
     );
-    let error = of("6").unwrap_err().to_string();
-    assert!(error.contains("give a multiple of 4"), "{error}");
+    for (gpus, said) in [("6", "6, 8 a machine"), ("12 --gpus-per-host 6", "12, 6 a")] {
+        let error = of(gpus).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
 }
 
 #[test]

@@ -1,6 +1,23 @@
 //! What a plan was made with is in what starts it.
 
-use super::{plan, plan_of, plan_text};
+use clap::Parser;
+
+use super::super::args::PlanArgs;
+use super::super::run;
+use super::{RATES, plan, plan_of, plan_text};
+
+#[test]
+fn values_are_written_only_for_a_design_that_meets_the_objectives() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("values.yaml");
+    let words = "plan --gpus 1 --quick --lengths 500:50 --rates".split(' ');
+    for (slo, met) in [("ttft=1s,tpot=1ms", false), ("ttft=1s,tpot=30ms", true)] {
+        let more = [RATES, "--slo", slo, "--values", path.to_str().unwrap()];
+        let args = PlanArgs::try_parse_from(words.clone().chain(more)).unwrap();
+        assert_eq!(run(&args).unwrap(), met);
+        assert_eq!(path.exists(), met, "{slo}");
+    }
+}
 
 #[test]
 fn limits_that_were_planned_with_are_in_the_command_and_the_values() {
