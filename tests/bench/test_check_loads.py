@@ -28,10 +28,12 @@ def test_no_command_line_has_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(module.subprocess, "run", run)
-    check_loads(plan_of(**{"api-key": "K1", "input-tokens": 5}), None)
+    headers = ["x-api-key: K2", "x-tenant:a"]
+    check_loads(plan_of(**{"api-key": "K1", "input-tokens": 5, "header": headers}), None)
     [(command, environment)] = asked
-    assert command[-2:] == ["--input-tokens", "5"] and "K1" not in command
+    assert command[-2:] == ["--input-tokens", "5"] and not {"K1", "--header"} & set(command)
     assert environment["OPENAI_API_KEY"] == "K1"
+    assert environment["TASUKI_BENCH_HEADERS"] == "x-api-key: K2\nx-tenant:a"
 
 
 def test_a_dry_run_that_takes_too_long_names_its_load(monkeypatch: pytest.MonkeyPatch) -> None:

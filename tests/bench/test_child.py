@@ -137,6 +137,18 @@ def test_no_command_line_has_the_key(
     assert script.environment == {"OPENAI_API_KEY": "K1"}
     run_load(run_of(tmp_path, options={"input-tokens": 5, name: None}))
     assert script.environment == {}
+    run_load(run_of(tmp_path, options={"header": "x-api-key:K2"}))
+    assert not any("K2" in word or "header" in word for word in script.arguments)
+    assert script.environment == {"TASUKI_BENCH_HEADERS": "x-api-key:K2"}
+
+
+def test_headers_of_the_variable_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    words = ["bench", "serve", "--dry-run", "--num-requests", "1"]
+    for headers, code in (("x-api-key: K2\nx-tenant:a", 0), ("x-tenant:a\nx-tenant", 2)):
+        assert start_child(words, log, {"TASUKI_BENCH_HEADERS": headers}).wait(60) == code
+    assert "it must be NAME:VALUE" in log.read_text()
+    assert "K2" not in log.read_text()
 
 
 @pytest.mark.parametrize(

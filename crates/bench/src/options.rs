@@ -72,8 +72,15 @@ pub struct ServerArgs {
     )]
     pub api_key: Option<String>,
 
-    /// A further header of every request; may be repeated.
-    #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
+    /// A further header of every request; may be repeated. In the variable they are lines.
+    #[arg(
+        long,
+        value_name = "NAME:VALUE",
+        value_parser = header,
+        env = "TASUKI_BENCH_HEADERS",
+        hide_env_values = true,
+        value_delimiter = '\n'
+    )]
     pub header: Vec<(HeaderName, HeaderValue)>,
 
     /// Further fields of every request, as a JSON object; they win over ours.

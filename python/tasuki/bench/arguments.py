@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _KEY, _KEY_VARIABLE = "--api-key", "OPENAI_API_KEY"  # as in crates/bench/src/options.rs
-_SECRET = frozenset((_KEY, "--header"))  # as in crates/bench/src/run.rs
+_HEADER, _HEADERS_VARIABLE = "--header", "TASUKI_BENCH_HEADERS"  # as there
+_SECRET = frozenset((_KEY, _HEADER))  # as in crates/bench/src/run.rs
 _HIDDEN = "***"
 _LOAD = "--load"  # its value has options of `tasuki bench serve`
 _EACH = "--each"  # NAME=VALUES of such an option
@@ -41,12 +42,26 @@ def is_secret(name: str) -> bool:
     return flag(name) in _SECRET
 
 
-def key_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Options without the API key, and the variable that has it: all users see a command line."""
-    keys = {name: value for name, value in options.items() if flag(name) == _KEY}
-    rest = {name: value for name, value in options.items() if name not in keys}
-    said = words(keys)
-    return rest, {_KEY_VARIABLE: said[-1]} if said else {}
+def without_key(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without the API key."""
+    return {name: value for name, value in options.items() if flag(name) != _KEY}
+
+
+def secrets_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Options without API key and headers, and the variables that have them.
+
+    All users of a machine see a command line.
+    """
+    rest, variables = {}, {}
+    for name, value in options.items():
+        said = words({name: value})[1::2]
+        if not is_secret(name):
+            rest[name] = value
+        elif flag(name) == _KEY and said:
+            variables[_KEY_VARIABLE] = said[-1]
+        elif said:
+            variables[_HEADERS_VARIABLE] = "\n".join(said)
+    return rest, variables
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tasuki.bench.arguments import key_apart, words
+from tasuki.bench.arguments import secrets_apart, words
 from tasuki.bench.errors import BenchError
 from tasuki.bench.plan import GOODPUT, Plan
 
@@ -46,9 +46,9 @@ def check_loads(plan: Plan, tokenizer: Path | None) -> None:
 
 
 def _problem(options: Mapping[str, Any]) -> str | None:
-    options, key = key_apart(options)
+    options, secrets = secrets_apart(options)
     command = [sys.executable, "-m", "tasuki", "bench", "serve", "--dry-run", *words(options)]
-    environment = {**os.environ, **key}
+    environment = {**os.environ, **secrets}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.bench.arguments import key_apart, words
+from tasuki.bench.arguments import secrets_apart, words
 from tasuki.bench.child import end_child, explain, start_child
 from tasuki.bench.errors import NothingAnsweredError, RunFailedError
 from tasuki.bench.header import read_result
@@ -69,7 +69,7 @@ def run_load(run: LoadRun, defaults: Mapping[str, Any] | None = None) -> dict[st
     }
     if run.topology is not None:
         said["topology"] = json.dumps(run.topology)
-    options, environment = key_apart({**said, **run.options})
+    options, environment = secrets_apart({**said, **run.options})
     process = start_child(["bench", "serve", *words(options)], run.log, environment)
     try:
         code = process.wait(run.timeout_s)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasuki.bench.arguments import is_secret, key_apart, text, without_secrets
+from tasuki.bench.arguments import is_secret, text, without_key, without_secrets
 from tasuki.bench.goodput import SearchSettings
 from tasuki.bench.topologies import Target, topology_name
 
@@ -123,7 +123,7 @@ class Plan:
             "topology": topology_name(point.target.topology),
             "warmup_requests": self.warmup_requests,
             # A new key of the server measures the same.
-            "work": asdict(point.work) | {"options": key_apart(point.work.options)[0]},
+            "work": asdict(point.work) | {"options": without_key(point.work.options)},
         }
         canonical = json.dumps(said, sort_keys=True, default=str)
         return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
