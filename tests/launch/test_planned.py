@@ -14,7 +14,7 @@ from tasuki.launch import command, machine
 from tasuki.launch import serve as serving
 from tasuki.launch.config import ServeConfig
 from tasuki.launch.gpus import Gpu
-from tasuki.launch.planned import plan_gpus
+from tasuki.launch.planned import _read, plan_gpus
 from tasuki.launch.router_options import RouterOptions
 from tasuki.worker.config import WorkerConfig
 
@@ -75,6 +75,23 @@ def test_the_plan_is_for_the_limits_that_workers_have(tmp_path: Path) -> None:
     many = plan_gpus([H200, H200], model, WorkerConfig(), RouterOptions())
     rates = [re.search(r"([0-9.]+) requests/s", plan.line) for plan in (few, many)]
     assert rates[0] and rates[1] and float(rates[0][1]) < 0.5 * float(rates[1][1])
+
+
+def test_slow_rates_keep_their_digits() -> None:
+    part = {"workers": 0, "tensor_parallel": 0}
+    design = {"prefill": part, "decode": part, "mixed": {"workers": 2, "tensor_parallel": 1}}
+
+    def line(rates: tuple[float, float]) -> str:
+        best = {"design": design | {"strict_roles": False}, "at_least": False}
+        best |= {"name": "2 mixed", "rate": rates[0]}
+        other = {"name": "1 mixed x2", "rate": rates[1]}
+        return _read({"best": best, "simulated": [best, other]}, "long prompts", "").line
+
+    assert "long prompts: 0.0312 requests/s; next is 1 mixed x2 with 0.0298 " in line(
+        (0.03123, 0.02984)
+    )
+    assert ": 4.38 requests/s; next is 1 mixed x2 with 0.000120 " in line((4.382, 0.00012))
+    assert ": 1234 requests/s; next is 1 mixed x2 with 98.8 " in line((1234.4, 98.76))
 
 
 def test_a_model_too_large_for_one_gpu_gets_several(tmp_path: Path) -> None:

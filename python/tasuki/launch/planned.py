@@ -8,6 +8,7 @@ each GPU) unless another topology serves clearly more, or the model needs severa
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,16 +106,23 @@ def _read(plan: dict[str, Any], asked: str, table: str) -> Planned:
     others = [found for found in plan["simulated"] if found["name"] != best["name"]]
     beside = ""
     if others:
-        other = f"{others[0]['name']} with {others[0]['rate']:.1f}"
+        other = f"{others[0]['name']} with {_rate(others[0]['rate'])}"
         equal = others[0]["rate"] >= best["rate"]
         beside = f"; {other} is equal as far as runs tell" if equal else f"; next is {other}"
-    rate = f"{'at least ' if best['at_least'] else ''}{best['rate']:.1f} requests/s"
+    rate = f"{'at least ' if best['at_least'] else ''}{_rate(best['rate'])} requests/s"
     line = (
         f"{best['name']}: no roles are given; planned for {asked}: {rate}"
         f"{beside} (--explain shows all; --prefill, --decode and --mixed choose)"
     )
     topology = Topology(counts["prefill"], counts["decode"], counts["mixed"])
     return Planned(topology, ranks, bool(design["strict_roles"]), line, table)
+
+
+def _rate(per_second: float) -> str:
+    """Three digits that count, as `tasuki plan` prints them, or the whole number."""
+    if per_second <= 0.0:
+        return "0"
+    return f"{per_second:.{max(0, 2 - math.floor(math.log10(per_second)))}f}"
 
 
 def _none(why: str, table: str = "") -> Planned:
