@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -118,7 +117,7 @@ class Http:
         except (OSError, http.client.HTTPException) as error:
             if isinstance(getattr(error, "reason", error), TimeoutError):
                 raise LateError(self.timeout_s) from error
-            raise FailedError(_said(error)) from error
+            raise FailedError(self._said(error)) from error
         if len(times) < 3:
             raise NoAnswerError(
                 f"an answer of {len(times)} events, where 3 are needed for its pace"
@@ -139,19 +138,18 @@ class Http:
             with ask(request, self.timeout_s) as answer:
                 return _answer(answer)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise NoAnswerError(_said(error)) from error
+            raise NoAnswerError(self._said(error)) from error
+
+    def _said(self, error: BaseException) -> str:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, TimeoutError):
+            return f"no answer within {self.timeout_s:g} s (--timeout-s)"
+        return str(reason) or type(reason).__name__
 
 
 def _answer(response: Any) -> Answer:
     body = response.read(_LARGEST_BYTES).decode(errors="replace")
     return Answer(response.status, response.headers.get("content-type", ""), body)
-
-
-def _said(error: BaseException) -> str:
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, TimeoutError | socket.timeout):
-        return "no answer in time"
-    return str(reason) or type(reason).__name__
 
 
 def not_answered(status: int, body: str) -> NoAnswerError:
