@@ -147,8 +147,12 @@ def test_another_version_is_refused_with_both_versions() -> None:
     for theirs in (PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1):
         hello = kv_pb2.Hello(protocol_version=theirs, identity=IDENTITY, expected_engine_id="p")
         refusal = served.refusal(hello)
+        # Read at the decode worker, too, where "here" is the other side.
         assert f"{theirs} at the decode worker" in refusal
-        assert f"{PROTOCOL_VERSION} here" in refusal
+        assert f"{PROTOCOL_VERSION} at the prefill worker" in refusal
+    hello = kv_pb2.Hello(protocol_version=PROTOCOL_VERSION, identity=b"x", expected_engine_id="p")
+    refusal = served.refusal(hello)
+    assert f"identity is {b'x'.hex()} at the decode worker and {IDENTITY.hex()} at the" in refusal
 
 
 def test_a_decode_worker_without_a_name_is_refused() -> None:
@@ -159,6 +163,11 @@ def test_a_decode_worker_without_a_name_is_refused() -> None:
     assert "no engine id" in served.refusal(hello)
     hello.engine_id = "d"
     assert served.refusal(hello) == ""
+    hello.expected_engine_id = "before"
+    assert served.refusal(hello) == (
+        "the decode worker looks for engine before and this address is that of engine p by now:"
+        " a request that is placed anew finds it"
+    )
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -271,21 +271,25 @@ class HandoffServicer(KvServicer):
             outbox.close()
 
     def refusal(self, hello: kv_pb2.Hello) -> str:
-        """Why this decode worker cannot be served; empty: it can."""
+        """Why this decode worker cannot be served; empty: it can. Both sides show it."""
         if hello.protocol_version != self._protocol_version:
             return (
                 f"protocol version is {hello.protocol_version} at the decode worker and"
-                f" {self._protocol_version} here: run the same version of tasuki"
+                f" {self._protocol_version} at the prefill worker: run one version of tasuki"
             )
         if hello.identity != self._identity:
             return (
                 f"identity is {hello.identity.hex()} at the decode worker and"
-                f" {self._identity.hex()} here: start both with the same model and dtype"
+                f" {self._identity.hex()} at the prefill worker: start both with the same model"
+                " and dtype"
             )
         if not hello.engine_id:
-            return "the decode worker gives no engine id: run the same version of tasuki"
+            return "the decode worker gives no engine id: run one version of tasuki"
         if hello.expected_engine_id != self._engine_id:
-            return f"engine {hello.expected_engine_id} is expected, this is {self._engine_id}"
+            return (
+                f"the decode worker looks for engine {hello.expected_engine_id} and this address is"
+                f" that of engine {self._engine_id} by now: a request that is placed anew finds it"
+            )
         return ""
 
     async def Handoff(  # noqa: N802
