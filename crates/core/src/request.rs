@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Chunks, Identity, ModelId, WorkerId};
+use crate::{Chunks, HandoffKind, Identity, ModelId, WorkerId};
 
 /// By which prompts that begin alike are known.
 pub const PREFIX_TOKENS: usize = 64;
@@ -40,11 +40,14 @@ pub struct RequestView {
     pub waited: bool,
 }
 
-/// What of a request two workers cannot serve, one can.
+/// What of a request two workers cannot serve, one can. Where nothing else is said it is so of
+/// those that hand over by a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Indivisible {
     /// They are known where the prompt is computed, and the answer there is not the client's.
     PromptLogprobs,
+    /// As `PromptLogprobs`, of any workers: prefill's cannot be added to this answer.
+    EchoLogprobs,
     /// The one token of prefill is no whole call.
     ForcedCall,
     /// It is cut to what the output leaves, which differs between the two.
@@ -55,12 +58,20 @@ pub enum Indivisible {
     Sequences,
 }
 
+impl Indivisible {
+    /// Whether it is so of workers with this kind of handoff.
+    pub fn bars(self, handoff: HandoffKind) -> bool {
+        handoff == HandoffKind::Ticket || self == Self::EchoLogprobs
+    }
+}
+
 impl fmt::Display for Indivisible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::PromptLogprobs => {
                 "log probabilities of the prompt (prompt_logprobs, or echo with logprobs)"
             }
+            Self::EchoLogprobs => "log probabilities of an echoed prompt (echo with logprobs)",
             Self::ForcedCall => "a tool_choice that forces a call",
             Self::CutPrompt => "a negative truncate_prompt_tokens",
             Self::BeyondContext => "more tokens of prompt and output than the model's context has",

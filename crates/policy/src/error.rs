@@ -53,8 +53,8 @@ pub enum NoPlacement {
     /// Of requests that these workers cannot hand over. `for_good`: waiting does not help.
     #[error(
         "requests with {why} are not split between these workers, and no worker that may serve \
-         them alone is up: leave it out, or have the operator add a worker without a role or start \
-         the router without --strict-roles"
+         them alone is up: leave it out, or have the operator add a worker without a role or, \
+         unless they are SGLang's, start the router without --strict-roles"
     )]
     NoHandoff { why: Indivisible, for_good: bool },
 }

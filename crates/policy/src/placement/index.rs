@@ -274,7 +274,7 @@ impl Kind {
     pub fn handoff_domain(&self, request: &RequestView) -> Option<Domain> {
         let splits = match self.handoff {
             HandoffKind::None => false,
-            HandoffKind::Ticket if request.indivisible.is_some() => false,
+            handoff if request.indivisible.is_some_and(|why| why.bars(handoff)) => false,
             HandoffKind::Ticket | HandoffKind::Concurrent => {
                 request.choices == 1 || self.splits_choices
             }

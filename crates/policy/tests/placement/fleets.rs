@@ -152,8 +152,11 @@ pub fn any_request() -> impl Strategy<Value = RequestView> {
                 choices,
                 avoid,
                 keep_whole: keep_whole && identity % 2 == 0,
-                indivisible: (keep_whole && identity % 4 == 1)
-                    .then_some(Indivisible::PromptLogprobs),
+                indivisible: match identity % 4 {
+                    1 if keep_whole => Some(Indivisible::PromptLogprobs),
+                    3 if keep_whole => Some(Indivisible::EchoLogprobs),
+                    _ => None,
+                },
                 warm: warm
                     .into_iter()
                     .map(|(worker, tokens)| Warm { worker, tokens })

@@ -275,7 +275,11 @@ fn hands_over(worker: &WorkerView, request: &RequestView) -> bool {
     let can = &worker.capabilities;
     (request.choices == 1 || can.splits_choices)
         && can.handoff != HandoffKind::None
-        && (can.handoff != HandoffKind::Ticket || request.indivisible.is_none())
+        && match request.indivisible {
+            None => true,
+            Some(Indivisible::EchoLogprobs) => false,
+            Some(_) => can.handoff == HandoffKind::Concurrent,
+        }
 }
 
 fn other_role_s(worker: &WorkerView, asks: bool) -> f64 {

@@ -32,7 +32,7 @@ pub struct Estimate {
     pub sequences: u32,
     /// Whether the engines make a list of it: several choices, or a list of prompts.
     pub is_batch: bool,
-    /// What of it two workers of vLLM cannot serve, one can.
+    /// What of it two workers cannot serve, one can.
     pub indivisible: Option<Indivisible>,
     pub max_tokens: u32,
     /// Tokens that prompt and output come to for sure, if the engine makes no list of it: the limit

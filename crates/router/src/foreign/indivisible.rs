@@ -1,4 +1,4 @@
-//! What two vLLM workers cannot serve together, one can.
+//! What two workers cannot serve together, one can.
 
 use serde_json::value::RawValue;
 use tasuki_core::Indivisible;
@@ -7,7 +7,9 @@ use super::object::Object;
 
 /// `None`: two workers can serve it.
 pub fn of(path: &str, body: &Object) -> Option<Indivisible> {
-    if scores_prompt(path, body) {
+    if scores_echo(path, body) {
+        Some(Indivisible::EchoLogprobs)
+    } else if scores_prompt(path, body) {
         Some(Indivisible::PromptLogprobs)
     } else if must_call(body) {
         Some(Indivisible::ForcedCall)
@@ -21,13 +23,22 @@ pub fn of(path: &str, body: &Object) -> Option<Indivisible> {
 /// Whether it asks for log probabilities of the prompt. vLLM has them only where it computes the
 /// prompt: on a decode worker that pulls its KV they end the engine of some versions.
 fn scores_prompt(path: &str, body: &Object) -> bool {
-    // Engines read `1` and `"yes"` as true, too.
-    let echo = body.get("echo").map(RawValue::get);
-    let echoes = !matches!(echo, None | Some("null" | "false"));
     // For chats with `echo` it asks for those of 0 alternatives by itself.
     let is_chat = path == "/v1/chat/completions";
     let scores = is_chat || body.has("logprobs") || body.has("top_logprobs");
-    body.has("prompt_logprobs") || (echoes && scores)
+    body.has("prompt_logprobs") || (echoes(body) && scores)
+}
+
+/// Whether it asks for those of a prompt that its answer repeats: in one list with the answer's
+/// own, which SGLang's decode worker has to begin with what only prefill knows.
+fn scores_echo(path: &str, body: &Object) -> bool {
+    path == "/v1/completions" && echoes(body) && body.has("logprobs")
+}
+
+fn echoes(body: &Object) -> bool {
+    // Engines read `1` and `"yes"` as true, too.
+    let echo = body.get("echo").map(RawValue::get);
+    !matches!(echo, None | Some("null" | "false"))
 }
 
 /// Whether the answer must be a call. vLLM's prefill worker parses the one token of its answer as a

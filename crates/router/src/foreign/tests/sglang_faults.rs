@@ -1,6 +1,7 @@
 //! What becomes of requests when SGLang workers fail.
 
 use super::sglang::fleet;
+use super::vllm::COMPLETIONS;
 
 #[tokio::test]
 async fn a_native_stream_that_is_aborted_is_a_failure() {
@@ -24,5 +25,37 @@ async fn a_native_stream_that_is_aborted_is_a_failure() {
     assert!(got.body.contains(" t1"), "{}", got.body);
     assert_eq!(got.body.matches("event: error").count(), 1, "{}", got.body);
     assert!(!got.body.contains("abort"), "{}", got.body);
+    fabric.check();
+}
+
+#[tokio::test]
+async fn log_probabilities_of_an_echoed_prompt_are_those_of_one_worker() {
+    let body = r#"{"model":"theirs","prompt":"a","echo":true,"logprobs":1}"#;
+    let (router, workers, fabric) = fleet(&["prefill", "decode", ""]).await;
+    let got = router.post(COMPLETIONS, body).await;
+    assert_eq!(got.status, 200, "{}", got.body);
+    assert_eq!(workers[2].legs(), ["whole"]);
+    fabric.check();
+
+    let (router, workers, fabric) = fleet(&["prefill", "decode"]).await;
+    let got = router.post(COMPLETIONS, body).await;
+    assert_eq!(got.status, 400, "{}", got.body);
+    assert!(
+        got.body.contains("log probabilities of an echoed prompt"),
+        "{}",
+        got.body
+    );
+    assert!(
+        got.body.contains("add a worker without a role"),
+        "{}",
+        got.body
+    );
+    let others = [r#""echo":true"#, r#""logprobs":1"#];
+    for fields in others {
+        let body = format!(r#"{{"model":"theirs","prompt":"a",{fields}}}"#);
+        let got = router.post(COMPLETIONS, &body).await;
+        assert_eq!(got.status, 200, "{}", got.body);
+    }
+    assert_eq!(workers[0].legs(), ["prefill"; 2]);
     fabric.check();
 }

@@ -117,6 +117,9 @@ async fn complete(
     if let Err(answer) = met {
         return *answer;
     }
+    if worker.role == "decode" && body.read("echo") == Some(true) && body.has("logprobs") {
+        return error(500, "KeyError: 'input_token_logprobs'");
+    }
     if worker.role == "prefill" {
         return prefilled(&body);
     }
