@@ -28,6 +28,7 @@ from importlib.metadata import version
 print(", ".join(f"{name} {version(name)}" for name in ("vllm", "torch", "nixl")))
 """
 CHAT = "/v1/chat/completions"
+CONTEXT = 2048
 START_S = 300.0
 WAIT_S = 60.0
 CONNECTOR = json.dumps(
@@ -67,7 +68,7 @@ def start_vllm(vllm: Path, model: Path, port: int, core: int, log: Path) -> Proc
     """A vLLM worker with NixlConnector, bound to one core."""
     words = [str(vllm), "serve", str(model), "--served-model-name", MODEL]
     words += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-    words += ["--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16"]
+    words += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"]
     words += ["--kv-transfer-config", CONNECTOR]
     env = {
         "CUDA_VISIBLE_DEVICES": "",
@@ -183,7 +184,7 @@ def colocated(router: int, worker: int) -> str:
     return story
 
 
-def split(router: int, decode: int, story: str) -> None:
+def split(router: int, prefill: int, decode: int, story: str) -> None:
     """Prefill and decode apart."""
     loaded = 'vllm:prompt_tokens_by_source_total{engine="0",model_name="smollm2",source="external'
     before = metric(decode, loaded)
@@ -199,6 +200,18 @@ def split(router: int, decode: int, story: str) -> None:
         "split: no prompt was computed twice",
         metric(router, "tasuki_recomputed_prompts_total") == 0,
     )
+    before = metric(decode, loaded)
+    question = "Count to a thousand. " * 8
+    status, _, text = ask(router, CHAT, chat(question, max_tokens=8, min_tokens=9))
+    found = status == 400 and b"min_tokens" in text
+    check("split: what decode refuses is a 400", found, (status, text))
+    took = lambda: metric(decode, loaded) - before > 16  # noqa: E731
+    until("decode to take the KV of what it refused", took, 20.0)
+    moved = metric(decode, loaded) - before
+    check(f"split: decode took the KV of what it refused, {moved:.0f} tokens", moved > 16)
+    status, _, text = ask(router, CHAT, chat(question, max_tokens=CONTEXT + 1))
+    check("split: a limit beyond the context is a 400", status == 400, (status, text))
+    check("split: and nothing is prefilled for it", metric(decode, loaded) - before == moved)
     lines = stream(router, chat("Count to a thousand.", max_tokens=1500))
     first = [next(lines) for _ in range(5)]
     check("split: a long answer has begun", any("content" in line for line in first))
@@ -262,7 +275,7 @@ def main() -> None:
         story = colocated(route([f"vllm://127.0.0.1:{ports[0]}"], "colocated"), ports[0])
         roles = zip(("prefill", "decode"), ports, strict=True)
         router = route([f"vllm://127.0.0.1:{port}?role={role}" for role, port in roles], "split")
-        split(router, ports[1], story)
+        split(router, *ports, story)
         deaths(router, processes[1], story)
         print("all checks passed")
     finally:

@@ -74,7 +74,7 @@ impl fmt::Display for Indivisible {
             Self::EchoLogprobs => "log probabilities of an echoed prompt (echo with logprobs)",
             Self::ForcedCall => "a tool_choice that forces a call",
             Self::CutPrompt => "a negative truncate_prompt_tokens",
-            Self::BeyondContext => "more tokens of prompt and output than the model's context has",
+            Self::BeyondContext => "a max_tokens beyond the model's context",
             Self::Sequences => "several choices or prompts",
         })
     }

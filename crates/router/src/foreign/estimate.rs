@@ -35,9 +35,8 @@ pub struct Estimate {
     /// What of it two workers cannot serve, one can.
     pub indivisible: Option<Indivisible>,
     pub max_tokens: u32,
-    /// Tokens that prompt and output come to for sure, if the engine makes no list of it: the limit
-    /// that it sets, and the ids of its prompt, or one token of text.
-    pub least_tokens: u64,
+    /// The limit of its output, where it sets one.
+    pub asked_tokens: Option<u32>,
 }
 
 impl Estimate {
@@ -82,15 +81,13 @@ impl Estimate {
         let count = prompts.count.max(1);
         let each = prompts.tokens.len().div_ceil(count as usize).max(1);
         prompts.tokens.resize(each, 0);
-        let all_count = prompts.has_ids && !body.has("truncate_prompt_tokens");
-        let least_prompt = if all_count { each } else { 1 };
         Ok(Self {
             prompt: prompts.tokens,
             sequences: count.saturating_mul(n).min(MOST_SEQUENCES),
             is_batch: prompts.is_list || n > 1,
             indivisible: indivisible::of(path, body),
             max_tokens: limit.unwrap_or(usual_limit).max(1),
-            least_tokens: least_prompt as u64 + u64::from(limit.unwrap_or(0)),
+            asked_tokens: limit,
         })
     }
 }
@@ -150,8 +147,6 @@ struct Prompts {
     tokens: Vec<u32>,
     count: u32,
     is_list: bool,
-    /// `tokens` are the ids themselves.
-    has_ids: bool,
 }
 
 /// A text, in its place where nothing in it is escaped.
@@ -183,10 +178,7 @@ impl Prompts {
             return self.add_text(&text.0);
         }
         match serde_json::from_str(prompt.get()).ok() {
-            Some(PromptForm::Ids(ids)) => {
-                self.has_ids = true;
-                self.tokens.extend(ids);
-            }
+            Some(PromptForm::Ids(ids)) => self.tokens.extend(ids),
             Some(PromptForm::Texts(texts)) => {
                 self.is_list = true;
                 self.count = u32::try_from(texts.len()).unwrap_or(u32::MAX);
@@ -347,29 +339,6 @@ mod tests {
         ] {
             let error = tried(path, &body).expect_err(&body).to_string();
             assert!(error.contains(said), "{error}");
-        }
-    }
-
-    #[test]
-    fn what_a_request_comes_to_at_least_is_what_its_numbers_say() {
-        for (path, body, least) in [
-            (COMPLETIONS, r#"{"prompt":[5,6,7],"max_tokens":9}"#, 12),
-            (COMPLETIONS, r#"{"prompt":[5,6,7]}"#, 3),
-            (
-                COMPLETIONS,
-                r#"{"prompt":"a long text","max_tokens":9}"#,
-                10,
-            ),
-            // Engines cut it.
-            (
-                COMPLETIONS,
-                r#"{"prompt":[5,6,7],"max_tokens":9,"truncate_prompt_tokens":2}"#,
-                10,
-            ),
-            (CHAT, r#"{"max_tokens":9,"max_completion_tokens":4}"#, 5),
-            (CHAT, "{}", 1),
-        ] {
-            assert_eq!(of(path, body).least_tokens, least, "{body}");
         }
     }
 

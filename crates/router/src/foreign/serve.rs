@@ -154,8 +154,8 @@ fn generation(
     let mut indivisible = estimate.indivisible;
     if let Some(longest) = incoming.model.max_model_len {
         prompt.truncate(longest as usize);
-        // Decode would refuse it once prefill has computed it.
-        if !estimate.is_batch && estimate.least_tokens > u64::from(longest) {
+        // Prefill, asked for one token, would take it, and decode refuse it.
+        if estimate.asked_tokens.is_some_and(|asked| asked > longest) {
             indivisible = indivisible.or(Some(Indivisible::BeyondContext));
         }
     }
