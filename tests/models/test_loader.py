@@ -44,6 +44,21 @@ def test_weights_are_converted(tmp_path: Path) -> None:
     assert float((got - want).abs().max() / want.abs().max()) < 1e-4
 
 
+def test_a_head_of_its_own_is_used_whatever_the_config_says(tmp_path: Path) -> None:
+    """As transformers: a fine-tuned head beside `tie_word_embeddings`."""
+    from transformers import AutoModelForCausalLM
+
+    reference = save("qwen3", tmp_path)
+    assert reference.config.tie_word_embeddings
+    head = torch.randn(256, 48, generator=torch.Generator().manual_seed(0))
+    edit(tmp_path, lambda t: t.update({"lm_head.weight": head}))
+    tokens = list(range(3, 20))
+    got = Paged(load_model(tmp_path, dtype=torch.float32)).step([(Sequence(tokens), 17)])
+    with torch.inference_mode():
+        want = AutoModelForCausalLM.from_pretrained(tmp_path)(torch.tensor([tokens])).logits[0]
+    assert float((got - want).abs().max() / want.abs().max()) < 1e-4
+
+
 def test_rotations_are_made_for_the_longest_sequence_only(tmp_path: Path) -> None:
     save("llama", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -19,7 +19,7 @@ from tasuki.models.shard import Shard, Slice
 from tasuki.models.spec import ModelSpec
 from tasuki.models.weights import Source, Weight, join
 
-_HEAD = "lm_head.weight"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,27 @@ def require_llama(spec: ModelSpec, checkpoint: Checkpoint) -> None:
         for i in range(spec.num_layers)
         for part in (*parts, *_all_mlp_names(spec, i))
     ]
-    wanted += ["model.embed_tokens.weight", "model.norm.weight"]
+    wanted += [_EMBEDDING, "model.norm.weight"]
     checkpoint.require(wanted if spec.tied_head else [*wanted, _HEAD], ignored=[_HEAD])
+
+
+def has_tied_head(spec: ModelSpec, checkpoint: Checkpoint) -> bool:
+    """Whether the head is the embedding table.
+
+    Where a folder has both and they differ, it is not, whatever config.json says.
+    Source: `tie_weights` of transformers 5.
+    """
+    if not spec.tied_head or _HEAD not in checkpoint.names:
+        return spec.tied_head
+    vocab = (spec.vocab_size, spec.hidden_size)
+    return torch.equal(checkpoint.tensor(_EMBEDDING, vocab), checkpoint.tensor(_HEAD, vocab))
 
 
 def read_llama(shard: Shard, source: Source) -> LlamaTensors:
     """Read this rank's part of a model."""
     spec, tensors = shard.spec, source.tensors
     vocab = (spec.vocab_size, spec.hidden_size)
-    embedding = tensors.tensor("model.embed_tokens.weight", vocab)
+    embedding = tensors.tensor(_EMBEDDING, vocab)
     rows, padding = shard.vocab_rows()
     table = embedding[rows.begin : rows.end] if spec.tied_head else None
     head = tensors.tensor(_HEAD, vocab, rows) if table is None else table

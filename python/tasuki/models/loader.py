@@ -19,7 +19,7 @@ from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.layers import Linear, make_linear
 from tasuki.models.llama import LlamaModel, prepare
 from tasuki.models.llama_cpu import CpuLlamaModel, make_native_linear, why_not
-from tasuki.models.llama_tensors import read_llama, require_llama
+from tasuki.models.llama_tensors import has_tied_head, read_llama, require_llama
 from tasuki.models.shard import Shard, check_ranks
 from tasuki.models.spec import ModelSpec
 from tasuki.models.spec_reader import read_spec
@@ -103,6 +103,7 @@ def load_model(
         else:
             tensors = checkpoint = Checkpoint(folder, dtype, device)
             require_llama(spec, checkpoint)
+            spec = replace(spec, tied_head=has_tied_head(spec, checkpoint))
         shard = Shard(spec, collective.rank, collective.size)
         read = read_llama(shard, Source(tensors, quantized=quantization == "fp8"))
         reason = _why_not_own_kernels(spec, dtype, device, collective, kv_dtype)
