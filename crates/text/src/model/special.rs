@@ -41,24 +41,20 @@ impl SpecialTokens {
                 tokens.named.extend(token.map(|token| (key.clone(), token)));
             }
         }
+        if let Some(Value::Object(named)) = config.get("extra_special_tokens") {
+            for (name, value) in named {
+                let token = special_token(value);
+                tokens
+                    .named
+                    .extend(token.map(|token| (name.clone(), token)));
+            }
+        }
         let extra = ["extra_special_tokens", "additional_special_tokens"]
             .iter()
-            .filter_map(|key| config.get(*key))
-            .find(|value| !value.is_null() && value.as_array().is_none_or(|a| !a.is_empty()));
-        match extra {
-            Some(Value::Array(list)) => {
-                tokens.extra = list.iter().filter_map(special_token).collect()
-            }
-            Some(Value::Object(named)) => {
-                for (name, value) in named {
-                    let token = special_token(value);
-                    tokens
-                        .named
-                        .extend(token.map(|token| (name.clone(), token)));
-                }
-            }
-            _ => {}
-        }
+            .filter_map(|key| config.get(*key)?.as_array())
+            .find(|list| !list.is_empty());
+        let extra = extra.into_iter().flatten();
+        tokens.extra = extra.filter_map(special_token).collect();
         if let Some(Value::Object(listed)) = config.get("added_tokens_decoder") {
             for (id, value) in listed {
                 if let (Ok(id), Some(token)) = (id.parse(), added_token(value, false)) {

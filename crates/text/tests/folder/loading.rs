@@ -104,6 +104,17 @@ fn special_tokens_come_from_the_old_files_too() {
 }
 
 #[test]
+fn named_and_additional_special_tokens_both_count() {
+    let config = r#"{"extra_special_tokens": {"image_token": "<image>"},
+                     "additional_special_tokens": ["<|late|>"]}"#;
+    let folder = Folder::new("both", &[("tokenizer_config.json", config)]);
+    let model = folder.load();
+    let ids = model.encode("<image><|late|>", false).expect("encodes");
+    assert_eq!(ids.len(), 2);
+    assert_eq!(model.decode(&ids, true).expect("decodes"), "");
+}
+
+#[test]
 fn templates_are_found_where_transformers_looks() {
     let config = r#"{"chat_template": "configured"}"#;
     let configured = Folder::new("configured", &[("tokenizer_config.json", config)]);
