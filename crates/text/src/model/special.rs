@@ -87,6 +87,18 @@ impl SpecialTokens {
         if !missing.is_empty() {
             tokenizer.add_tokens(missing)?;
         }
+        // A token with a name is special, also where `tokenizer.json` has it as text.
+        let added = tokenizer.get_added_tokens_decoder().into_values();
+        let mut text: Vec<AddedToken> = added
+            .filter(|token| {
+                let mut named = self.named.iter();
+                !token.special && named.any(|(_, each)| each.content == token.content)
+            })
+            .collect();
+        for token in &mut text {
+            token.special = true;
+        }
+        tokenizer.add_special_tokens(text)?;
         Ok(())
     }
 }

@@ -115,6 +115,16 @@ fn named_and_additional_special_tokens_both_count() {
 }
 
 #[test]
+fn a_named_token_is_special_also_where_the_tokenizer_has_it_as_text() {
+    let config = r#"{"eos_token": "<tool_call>"}"#;
+    let folder = Folder::new("named-text", &[("tokenizer_config.json", config)]);
+    let model = folder.load();
+    let ids = model.encode("a<tool_call>", false).expect("encodes");
+    assert_eq!(model.decode(&ids, true).expect("decodes"), "a");
+    assert!(model.is_special(ids[1]) && !Folder::new("text", &[]).load().is_special(ids[1]));
+}
+
+#[test]
 fn templates_are_found_where_transformers_looks() {
     let config = r#"{"chat_template": "configured"}"#;
     let configured = Folder::new("configured", &[("tokenizer_config.json", config)]);
