@@ -101,15 +101,15 @@ where
     }
 }
 
-/// The most likely tokens, and the chosen one in any case.
+/// The most likely tokens, and the chosen one in any case. Of several with the same text (`a`
+/// and the byte token of `a`) the likeliest counts.
 fn alternatives(logprob: &TokenLogprob, name: impl Fn(u32) -> String) -> Map<String, Value> {
-    let mut map: Map<String, Value> = logprob
-        .top
-        .iter()
-        .map(|top| (name(top.token), finite(top.logprob).into()))
-        .collect();
-    map.entry(name(logprob.token))
-        .or_insert_with(|| finite(logprob.logprob).into());
+    let mut map = Map::new();
+    let top = logprob.top.iter().map(|top| (top.token, top.logprob));
+    for (token, value) in top.chain([(logprob.token, logprob.logprob)]) {
+        map.entry(name(token))
+            .or_insert_with(|| finite(value).into());
+    }
     map
 }
 
@@ -179,6 +179,18 @@ mod tests {
                 "top_logprobs": [null, {"q": -9999.0, "b": -1.0}],
                 "text_offset": [0, 1],
             })
+        );
+    }
+
+    #[test]
+    fn of_tokens_with_the_same_text_the_likeliest_counts() {
+        let mut found = placed(7, 0).logprob.unwrap();
+        let top = |token, logprob| TopLogprob { token, logprob };
+        found.top = vec![top(7, -1.0), top(8, -5.0)];
+        let map = alternatives(&found, |_| "a".to_owned());
+        assert_eq!(
+            serde_json::to_value(map).unwrap(),
+            serde_json::json!({"a": -1.0})
         );
     }
 
