@@ -19,6 +19,7 @@ pub(super) struct Folder {
     pub tokenizer: Vec<u8>,
     pub tokenizer_config: Map<String, Value>,
     pub special_tokens_map: Map<String, Value>,
+    pub added_tokens: Map<String, Value>,
     pub config: Map<String, Value>,
     pub generation_config: Map<String, Value>,
     /// By name; "default" is the one without a name.
@@ -43,6 +44,7 @@ impl Folder {
             tokenizer,
             tokenizer_config,
             special_tokens_map: read_object(&path.join("special_tokens_map.json"))?,
+            added_tokens: read_object(&path.join("added_tokens.json"))?,
             config: read_object(&path.join("config.json"))?,
             generation_config: read_object(&path.join("generation_config.json"))?,
             templates,

@@ -25,6 +25,8 @@ pub(super) struct SpecialTokens {
     extra: Vec<AddedToken>,
     /// `added_tokens_decoder`, by id.
     listed: Vec<(u32, AddedToken)>,
+    /// The older `added_tokens.json`, by id; `tokenizer.json` wins over it.
+    older: Vec<(u32, AddedToken)>,
 }
 
 impl SpecialTokens {
@@ -62,6 +64,15 @@ impl SpecialTokens {
                 }
             }
             tokens.listed.sort_by_key(|(id, _)| *id);
+        } else {
+            for (content, id) in &folder.added_tokens {
+                let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
+                let mut special = tokens.named.iter().map(|(_, token)| token);
+                let special = special.any(|token| token.content == *content);
+                let token = AddedToken::from(content.clone(), special);
+                tokens.older.extend(id.map(|id| (id, token)));
+            }
+            tokens.older.sort_by_key(|(id, _)| *id);
         }
         tokens
     }
@@ -77,8 +88,13 @@ impl SpecialTokens {
                 missing.push(token.clone());
             }
         }
+        let older = self.older.iter().filter(|(id, _)| !known.contains_key(id));
         let named = self.named.iter().map(|(_, token)| token);
-        for token in named.chain(&self.extra) {
+        for token in older
+            .map(|(_, token)| token)
+            .chain(named)
+            .chain(&self.extra)
+        {
             if !contents.contains(&token.content) {
                 contents.push(token.content.clone());
                 missing.push(token.clone());

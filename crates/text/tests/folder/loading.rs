@@ -125,6 +125,23 @@ fn a_named_token_is_special_also_where_the_tokenizer_has_it_as_text() {
 }
 
 #[test]
+fn added_tokens_come_from_the_old_file_too() {
+    let added = r#"{"<second>": 702, "<first>": 701, "<tool_call>": 700}"#;
+    let config = r#"{"eos_token": "<second>"}"#;
+    let files = [
+        ("added_tokens.json", added),
+        ("tokenizer_config.json", config),
+    ];
+    let model = Folder::new("added", &files).load();
+    let ids = model.encode("<first><second><tool_call>", false);
+    let ids = ids.expect("encodes");
+    assert_eq!(ids, [701, 702, 700]);
+    assert_eq!(model.eos_token_ids(), [702]);
+    let text = model.decode(&ids, true).expect("decodes");
+    assert_eq!(text, "<first><tool_call>");
+}
+
+#[test]
 fn templates_are_found_where_transformers_looks() {
     let config = r#"{"chat_template": "configured"}"#;
     let configured = Folder::new("configured", &[("tokenizer_config.json", config)]);
