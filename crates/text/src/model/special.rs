@@ -51,6 +51,12 @@ impl SpecialTokens {
                     .extend(token.map(|token| (name.clone(), token)));
             }
         }
+        // The order of new tokens gives their ids.
+        let place = |key: &String| NAMED.iter().position(|name| name == key);
+        let last = NAMED.len();
+        tokens
+            .named
+            .sort_by_key(|(key, _)| place(key).unwrap_or(last));
         let extra = ["extra_special_tokens", "additional_special_tokens"]
             .iter()
             .filter_map(|key| config.get(*key)?.as_array())

@@ -115,6 +115,15 @@ fn named_and_additional_special_tokens_both_count() {
 }
 
 #[test]
+fn new_special_tokens_have_ids_in_the_order_of_transformers() {
+    let config = r#"{"cls_token": "<cls>", "image_token": "<image>", "mask_token": "<mask>",
+                     "unk_token": "<unk>"}"#;
+    let model = Folder::new("order", &[("tokenizer_config.json", config)]).load();
+    let ids = model.encode("<unk><cls><mask><image>", false);
+    assert_eq!(ids.expect("encodes"), [701, 702, 703, 704]);
+}
+
+#[test]
 fn a_named_token_is_special_also_where_the_tokenizer_has_it_as_text() {
     let config = r#"{"eos_token": "<tool_call>"}"#;
     let folder = Folder::new("named-text", &[("tokenizer_config.json", config)]);
