@@ -52,10 +52,9 @@ impl ModelText {
 
         let mut eos_token_ids =
             generation::eos_token_ids(&folder.generation_config, &folder.config);
-        if eos_token_ids.is_empty() {
-            let eos = special.named.iter().find(|(name, _)| name == "eos_token");
-            eos_token_ids.extend(eos.and_then(|(_, token)| tokenizer.token_to_id(&token.content)));
-        }
+        let eos = special.named.iter().find(|(name, _)| name == "eos_token");
+        let eos = eos.and_then(|(_, token)| tokenizer.token_to_id(&token.content));
+        eos_token_ids.extend(eos.filter(|id| !eos_token_ids.contains(id)));
         let variables: Map<String, Value> = special
             .named
             .iter()
@@ -137,8 +136,7 @@ impl ModelText {
         self.vocabulary.len()
     }
 
-    /// The ids that end a text: those of the model's config files, or else the
-    /// tokenizer's.
+    /// The ids that end a text: those of the model's config files and the tokenizer's.
     #[must_use]
     pub fn eos_token_ids(&self) -> &[u32] {
         &self.eos_token_ids

@@ -77,10 +77,14 @@ fn settings_come_from_the_config_files() {
 }
 
 #[test]
-fn without_eos_ids_the_tokenizers_own_counts() {
+fn the_tokenizers_own_end_token_counts_beside_those_of_the_config() {
     let config = r#"{"eos_token": "<|im_end|>"}"#;
-    let folder = Folder::new("own-eos", &[("tokenizer_config.json", config)]);
+    let tokenizer = ("tokenizer_config.json", config);
+    let folder = Folder::new("own-eos", &[tokenizer]);
     assert_eq!(folder.load().eos_token_ids(), [2]);
+    let base = ("config.json", r#"{"eos_token_id": 0}"#);
+    let folder = Folder::new("fine-tuned", &[tokenizer, base]);
+    assert_eq!(folder.load().eos_token_ids(), [0, 2]);
 }
 
 #[test]
