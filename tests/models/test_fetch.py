@@ -8,6 +8,7 @@ import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,6 +195,27 @@ def test_of_a_hubs_model_the_config_alone_is_fetched(
     assert config_folder(str(tmp_path)) == tmp_path.resolve()
     with pytest.raises(FetchError, match="no model 'smollm3'"):
         config_folder("smollm3")
+
+
+def test_a_hubs_model_comes_with_its_chat_templates_and_nothing_else_of_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    templates = "additional_chat_templates/tool_use.jinja"
+    files = ["config.json", "model.safetensors", "chat_template.jinja", templates]
+    others = ["original/model.safetensors", "onnx/config.json", "consolidated.safetensors"]
+    fetched: list[str] = []
+
+    def download(repo: str, **patterns: Any) -> str:
+        wanted = {name: patterns[name] for name in ("allow_patterns", "ignore_patterns")}
+        fetched.extend(filter_repo_objects([*files, *others], **wanted))
+        (tmp_path / "model.safetensors").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert hub.fetch("org/model") == tmp_path
+    assert fetched == files
 
 
 def test_offline_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

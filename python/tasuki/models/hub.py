@@ -15,7 +15,9 @@ from tasuki.models.fetch_errors import FetchError, say
 
 _ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
-_UNWANTED = ["*/*", "consolidated*", "*.gguf", "training_args*", "README*"]
+# Of folders the chat templates: additional_chat_templates/tool_use.jinja.
+_OF_FOLDERS = [f"*/{each}" for each in _WANTED if each != "*.jinja"]
+_UNWANTED = [*_OF_FOLDERS, "consolidated*", "*.gguf", "training_args*", "README*"]
 _NOT_WRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR}
 
 
