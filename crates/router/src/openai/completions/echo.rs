@@ -27,21 +27,20 @@ impl Echo {
         with_logprobs: bool,
         skip_special_tokens: bool,
     ) -> Self {
-        let mut detokenizer = Detokenizer::new(model, skip_special_tokens);
-        let mut text = String::new();
-        let mut chars = 0;
-        let mut offsets = Vec::new();
+        let (mut text, mut offsets) = (String::new(), Vec::new());
         if with_logprobs || given.is_none() {
-            for token in tokens.iter() {
-                offsets.push(chars);
-                let piece = detokenizer.push(&[*token]);
-                chars += piece.chars().count();
-                text.push_str(&piece);
-            }
-            text.push_str(&detokenizer.finish());
+            (text, offsets) = placed(model, &tokens, skip_special_tokens);
         }
         if !with_logprobs {
             offsets.clear();
+        } else if let Some(given) = &given {
+            // It has its special tokens, but for those that the tokenizer put before it.
+            let (whole, places) = placed(model, &tokens, false);
+            if let Some(added) = whole.strip_suffix(given.as_str()) {
+                let added = added.chars().count();
+                let places = places.into_iter();
+                offsets = places.map(|place| place.saturating_sub(added)).collect();
+            }
         }
         Self {
             text: given.unwrap_or(text),
@@ -82,10 +81,25 @@ impl Echo {
     }
 }
 
+/// The text of tokens, and where that of each begins, in characters.
+fn placed(model: &ModelText, tokens: &[u32], skip_special_tokens: bool) -> (String, Vec<usize>) {
+    let mut detokenizer = Detokenizer::new(model, skip_special_tokens);
+    let (mut text, mut chars) = (String::new(), 0);
+    let mut offsets = Vec::with_capacity(tokens.len());
+    for token in tokens {
+        offsets.push(chars);
+        let piece = detokenizer.push(&[*token]);
+        chars += piece.chars().count();
+        text.push_str(&piece);
+    }
+    text.push_str(&detokenizer.finish());
+    (text, offsets)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{TestModel, logprob, tokens_of};
+    use crate::testing::{EOS, TestModel, logprob, tokens_of};
 
     #[test]
     fn the_first_token_has_no_logprob() {
@@ -98,6 +112,23 @@ mod tests {
         assert_eq!(offsets, [0, 0, 1]);
         let known: Vec<_> = piece.logprobs.iter().map(|t| t.logprob.is_some()).collect();
         assert_eq!(known, [false, true, true]);
+    }
+
+    #[test]
+    fn offsets_are_those_in_the_text_that_was_given() {
+        let model = TestModel::new();
+        for skipped in [true, false] {
+            let tokens = [EOS, u32::from(b'x'), EOS, u32::from(b'y')].into();
+            let given = Some("x<|eos|>y".into());
+            let echo = Echo::new(&model.text, tokens, given, true, skipped);
+            let offsets: Vec<_> = echo
+                .piece()
+                .logprobs
+                .iter()
+                .map(|t| t.text_offset)
+                .collect();
+            assert_eq!(offsets, [0, 0, 1, 8]);
+        }
     }
 
     #[test]
