@@ -15,6 +15,7 @@ from tiny import save
 from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.loader import choose_dtype, load_model
 from tasuki.models.spec_reader import read_spec
+from tasuki.preflight.model_folder import model_checks
 
 Tensors = dict[str, torch.Tensor]
 
@@ -29,6 +30,25 @@ def test_shards_load_like_one_file(tmp_path: Path) -> None:
         for name in ("one", "many")
     )
     assert torch.equal(one, many)
+
+
+@pytest.mark.parametrize("left", ["index", "shards"])
+def test_one_file_wins_over_an_index_that_an_earlier_save_left(tmp_path: Path, left: str) -> None:
+    """As in transformers, whose `save_pretrained` leaves the index."""
+    save("qwen2", tmp_path, max_shard_size="40KB")
+    if left == "index":
+        for shard in tmp_path.glob("model-*.safetensors"):
+            shard.unlink()
+    save("qwen2", tmp_path / "later")
+    edit(tmp_path / "later", lambda t: t["model.embed_tokens.weight"].mul_(2.0))
+    (tmp_path / "later/model.safetensors").rename(tmp_path / "model.safetensors")
+    (check,) = [c for c in model_checks(tmp_path) if c.name == "model weights"]
+    assert check.status == "ok"
+    tokens = list(range(3, 20))
+    got = Paged(load_model(tmp_path, dtype=torch.float32)).step([(Sequence(tokens), 17)])
+    (tmp_path / "model.safetensors").rename(tmp_path / "later/model.safetensors")
+    later = load_model(tmp_path / "later", dtype=torch.float32)
+    assert torch.equal(got, Paged(later).step([(Sequence(tokens), 17)]))
 
 
 def test_weights_are_converted(tmp_path: Path) -> None:
@@ -125,6 +145,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", ["{}", '{"weight_map": {"a": null}}', "[" * 100_000])
 def test_an_index_that_is_none_is_named(tmp_path: Path, weights: str) -> None:
     save("llama", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text(weights)
     with pytest.raises(ModelError, match=r"index\.json is not a shard index: .*fetch the model"):
         load_model(tmp_path, dtype=torch.float32)

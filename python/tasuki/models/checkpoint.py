@@ -178,6 +178,8 @@ class Checkpoint:
 
 
 def _files(folder: Path) -> list[str]:
+    if (folder / _SINGLE).is_file():  # whatever index an earlier save left: as transformers
+        return [_SINGLE]
     index = folder / _INDEX
     if index.is_file():
         try:
@@ -195,8 +197,6 @@ def _files(folder: Path) -> list[str]:
                 f" ({', '.join(missing[:4])}): fetch the model again"
             )
         return files
-    if (folder / _SINGLE).is_file():
-        return [_SINGLE]
     raise ModelError(
         f"{folder} has neither {_SINGLE} nor {_INDEX}: convert the weights to safetensors"
         f" (transformers: save_pretrained)"

@@ -81,9 +81,11 @@ def _shards(folder: Path) -> Check:
 
 def _shard_files(folder: Path) -> list[str]:
     """The files of the weights, there or not; none where there is no index and no single file."""
-    if (folder / _INDEX).is_file():
-        return sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
-    return [_SINGLE] if (folder / _SINGLE).is_file() else []
+    if (folder / _SINGLE).is_file():
+        return [_SINGLE]
+    if not (folder / _INDEX).is_file():
+        return []
+    return sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
 
 
 def _told_size(file: Path) -> int:
