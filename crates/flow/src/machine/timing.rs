@@ -61,8 +61,12 @@ pub fn add(
 }
 
 /// What is known with the first token: queue and prefill of the first leg that reached it.
+///
+/// A lost leg may have sent the first token without its timings. An attempt after it says nothing
+/// of the first token: its queue and prefill are part of the recovery.
 pub fn add_prefill(timings: &mut Timings, leg: &LegTimings, before_submit: Duration) {
-    if timings.prefill.is_zero() && !leg.prefill.is_zero() {
+    let too_late = !timings.first_token.is_zero() && before_submit > timings.first_token;
+    if timings.prefill.is_zero() && !leg.prefill.is_zero() && !too_late {
         timings.queue = before_submit + leg.queue;
         timings.prefill = leg.prefill;
     }
@@ -138,6 +142,27 @@ mod tests {
         assert_eq!(timings.transfer_post, Duration::from_millis(250));
         assert_eq!(timings.transfer_descriptors, 6);
         assert_eq!(timings.transport, "tcp");
+    }
+
+    #[test]
+    fn an_attempt_after_the_first_token_has_no_part_in_it() {
+        let mut timings = Timings {
+            first_token: seconds(0.5),
+            ..Default::default()
+        };
+        let mut leg = LegTimings {
+            queue: seconds(0.125),
+            prefill: seconds(1.0),
+            ..Default::default()
+        };
+        add_prefill(&mut timings, &leg, seconds(8.0));
+        assert_eq!((timings.queue, timings.prefill), Default::default());
+        leg.prefill = seconds(0.25);
+        add_prefill(&mut timings, &leg, seconds(0.0625));
+        assert_eq!(
+            (timings.queue, timings.prefill),
+            (seconds(0.1875), seconds(0.25))
+        );
     }
 
     #[test]
