@@ -51,6 +51,13 @@ def test_prompts_that_come_one_at_a_time_keep_prefill_busy_whatever_the_gauge_sh
     assert not found("ratio", fleet)
 
 
+def test_mixed_workers_have_no_ratio_and_hide_no_role() -> None:
+    fleet = Fleet([worker("p", role="prefill", engine="tasuki"), worker("v", engine="vllm")])
+    assert "say the others'" in unseen("ratio", fleet)
+    fleet.workers[1] = worker("m", role="mixed", engine="tasuki")
+    assert not unseen("ratio", fleet)
+
+
 def test_what_waits_on_decode_for_its_kv_is_no_queue_of_decode() -> None:
     fleet = sides(WAITS, {**ROOM, "waiting": 9.0, "waiting_capacity": 0.0})
     assert "wait for prefill" in found("ratio", fleet)[0]

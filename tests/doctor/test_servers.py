@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sglang_made import ILL, START, WELL, text
+from support.pictures import unseen
 
 from tasuki.doctor.address import Address
 from tasuki.doctor.checks import CHECKS
@@ -179,6 +180,19 @@ def test_a_server_that_answers_and_that_the_router_has_lost_is_found() -> None:
         fleet = behind_a_router(stack, first=0).fleet
     assert "is not connected" in CHECKS["workers"](fleet).findings[0].evidence[0]
     assert len(CHECKS["workers"](fleet).findings) == 1
+
+
+def test_workers_that_do_not_answer_are_the_reason_where_the_admin_api_was_asked() -> None:
+    workers = [{"id": number, "address": "127.0.0.1:1"} for number in (0, 1)]
+    with (
+        server(workers={"workers": workers}) as admin,
+        server(ROUTER.format(first=1), v1__models=MODELS) as router,
+    ):
+        look = Look.at([Address.of(router)], Settings(window_s=0.1, probe=None, admin=admin))
+    for check in ("configuration", "versions"):
+        said = unseen(check, look.fleet)
+        assert "127.0.0.1:1 does not answer" in said and "--fleet-cert" in said
+        assert "--admin" not in said
 
 
 def probed(*addresses: str) -> list[str]:

@@ -191,7 +191,10 @@ class Look:
         try:
             told = self.direct.get(address) or rpc.ask(address, self.settings.certificates, 10.0)
         except NoAnswerError as error:
-            worker.probe_error = str(error)
+            worker.probe_error = (
+                f"{address} does not answer ({error}): open the way to it from here, or give"
+                " --fleet-cert, --fleet-key and --fleet-ca"
+            )
             return
         worker.config, worker.host = told.config, told.host
         worker.name = f"{worker.role or 'worker'} {address}"

@@ -40,9 +40,7 @@ def configuration(fleet: Fleet) -> Outcome:
         for field, why in equal.items():
             _compare(workers, field, why, outcome)
         for field, how in _HIDDEN[workers[0].engine].items():
-            hidden = [each.name for each in workers if field not in each.config]
-            if hidden:
-                outcome.unseen.append(f"{field} of {', '.join(hidden)}: {how}")
+            _name_hidden(workers, field, how, outcome)
     _models(fleet, outcome)
     _modes(fleet, outcome)
     return outcome
@@ -113,7 +111,16 @@ def versions(fleet: Fleet) -> Outcome:
         if len(workers) < 2:
             continue
         _compare(workers, "version", "the two sides may not understand each other", outcome)
-        if hidden := [each.name for each in workers if "version" not in each.config]:
-            how = _HIDDEN["tasuki"]["dtype"] if workers[0].engine == "tasuki" else "it is not shown"
-            outcome.unseen.append(f"version of {', '.join(hidden)}: {how}")
+        how = _HIDDEN["tasuki"]["dtype"] if workers[0].engine == "tasuki" else "it is not shown"
+        _name_hidden(workers, "version", how, outcome)
     return outcome
+
+
+def _name_hidden(workers: Sequence[Worker], field: str, how: str, outcome: Outcome) -> None:
+    """Workers that do not show a field; `how` it can be had, unless they were asked for it."""
+    hidden = [each for each in workers if field not in each.config]
+    if not hidden:
+        return
+    asked = [each.probe_error for each in hidden if each.engine == "tasuki" and each.probe_error]
+    names = ", ".join(each.name for each in hidden)
+    outcome.unseen.append(f"{field} of {names}: {asked[0] if asked else how}")

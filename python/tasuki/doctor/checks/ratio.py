@@ -20,7 +20,8 @@ def ratio(fleet: Fleet) -> Outcome:
     outcome = Outcome()
     models = [_sides(workers) for workers in fleet.peers()]
     split = [sides for sides in models if all(sides.values())]
-    if not split and (fleet.of_role("prefill", "decode") or not fleet.workers):
+    halves = fleet.of_role("prefill", "decode") and not fleet.of_role("mixed")
+    if not split and (halves or not fleet.workers):
         outcome.unseen.append("only one role is known: say the others' (…?role=prefill)")
     for sides in split:
         model = f" of {sides['prefill'][0].model}" if len(split) > 1 else ""
