@@ -324,12 +324,20 @@ async fn over_the_network_a_connection_is_kept_and_replaced_when_the_server_clos
 async fn https_to_a_server_without_it_fails_by_name() {
     let play = Play::new(|asked| steady(asked, 0, 0));
     let server = FakeServer::start(("127.0.0.1", 0), play).await.unwrap();
-    let (client, _) = network_client(&format!("https://{}", server.address));
+    let (client, target) = network_client(&format!("https://{}", server.address));
     let (_sender, stop) = watch::channel(false);
     let answer = client.ask(&planned(0, 2), Instant::now(), stop).await;
     assert!(
-        matches!(answer.failure, Some(Failure::Connect { .. })),
+        matches!(answer.failure, Some(Failure::Tls { .. })),
         "{:?}",
         answer.failure
+    );
+    // Waiting would not help.
+    let waits = wait_ready(&client, &target, Duration::from_secs(3600));
+    let waited = tokio::time::timeout(Duration::from_secs(10), waits).await;
+    let error = waited.unwrap().unwrap_err().to_string();
+    assert!(
+        error.contains("http://") && error.contains("SSL_CERT_FILE"),
+        "{error}"
     );
 }

@@ -12,6 +12,8 @@ pub enum Failure {
     Refused { address: String },
     #[error("cannot connect to {address}: {reason}")]
     Connect { address: String, reason: String },
+    #[error("no TLS connection to {address}: {reason}")]
+    Tls { address: String, reason: String },
     #[error("no connection to {address} after {limit_s} s")]
     ConnectTimeout { address: String, limit_s: u64 },
     #[error("HTTP {status}: {body}")]
@@ -49,6 +51,7 @@ impl Failure {
         Cow::Borrowed(match self {
             Self::Refused { .. } => "connection refused",
             Self::Connect { .. } => "connection failed",
+            Self::Tls { .. } => "TLS failed",
             Self::ConnectTimeout { .. } => "connection timeout",
             Self::Status { status, .. } => return Cow::Owned(format!("HTTP {status}")),
             Self::NotAStream { .. } => "not a stream",

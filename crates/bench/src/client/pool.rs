@@ -62,6 +62,11 @@ impl Pool {
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 Failure::Refused { address }
             }
+            // What rustls finds wrong with a certificate or a message; TCP has no such error.
+            Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => Failure::Tls {
+                address,
+                reason: error.to_string(),
+            },
             Ok(Err(error)) => Failure::Connect {
                 address,
                 reason: error.to_string(),

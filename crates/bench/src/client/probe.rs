@@ -24,6 +24,11 @@ pub enum ProbeError {
         waited_s: f64,
         reason: String,
     },
+    #[error(
+        "{failure}; use http:// for a server without TLS, and SSL_CERT_FILE for a CA that the \
+         system does not know"
+    )]
+    Tls { failure: Failure },
     #[error("{address} does not say what it serves ({reason}); {remedy}")]
     NoModel {
         address: String,
@@ -45,7 +50,7 @@ struct Model {
 /// Waits until the server says that it can serve, or has no such path.
 ///
 /// # Errors
-/// `NotReady` after `limit`.
+/// `NotReady` after `limit`; `Tls` at once, since no waiting mends it.
 pub async fn wait_ready(
     client: &Client,
     target: &Target,
@@ -57,6 +62,7 @@ pub async fn wait_ready(
         let reason = match timeout(left.max(AGAIN), client.get("/health")).await {
             Ok(Ok((status, _))) if status < 500 => return Ok(()),
             Ok(Ok((status, body))) => format!("HTTP {status}: {}", quote(&body)),
+            Ok(Err(failure @ Failure::Tls { .. })) => return Err(ProbeError::Tls { failure }),
             Ok(Err(failure)) => failure.to_string(),
             Err(_) => "no answer".to_owned(),
         };
