@@ -39,6 +39,7 @@ to the router; what it does not list can be set where those are started by hand.
 | `TASUKI_PAUSE_TOKEN` | Token of `tasuki worker --pause` beyond loopback [a new one, in its log] |
 | `TASUKI_API_KEY` | Key in the commands that `tasuki serve` prints, where keys are required |
 | `OPENAI_API_KEY` | The client's key of `tasuki bench serve` and `tasuki doctor` |
+| `SSL_CERT_FILE` | CA certificates that these two trust in place of the system's |
 | `TASUKI_BENCH_HEADERS` | Further headers of `tasuki bench serve`, lines of `NAME:VALUE` |
 | `OTEL_*` | As OpenTelemetry reads them: [tracing](tracing.md) |
 | `XDG_RUNTIME_DIR` | The sockets of `tasuki scale` are in its folder `tasuki` [/tmp/tasuki-UID] |

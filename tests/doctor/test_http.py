@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.certificates import Authority
 
 from tasuki.doctor.http import Answer, Http, LateError, NoAnswerError
 from tasuki.doctor.picture import Pair, Router, Worker
@@ -48,6 +51,25 @@ def test_a_key_does_not_follow_to_another_server() -> None:
     assert (answer.status, answer.body) == (200, "{}")
     assert own == ["Bearer sk-secret"]
     assert seen == [""]
+
+
+@pytest.mark.system
+def test_a_certificate_that_is_not_trusted_names_the_variable(tmp_path: Path) -> None:
+    made = Authority(tmp_path / "ca").fleet("web")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.cert, made.key)
+
+    class Server(ThreadingHTTPServer):
+        def get_request(self) -> tuple[Any, Any]:
+            plain, address = super().get_request()
+            return context.wrap_socket(plain, server_side=True), address
+
+    with Server(("127.0.0.1", 0), BaseHTTPRequestHandler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        asked = Http(f"https://127.0.0.1:{running.server_port}", timeout_s=5.0)
+        with pytest.raises(NoAnswerError, match=r"certificate verify failed.*SSL_CERT_FILE"):
+            asked.get("/metrics")
+        running.shutdown()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -144,6 +145,8 @@ class Http:
         reason = getattr(error, "reason", error)
         if isinstance(reason, TimeoutError):
             return f"no answer within {self.timeout_s:g} s (--timeout-s)"
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return f"{reason}; SSL_CERT_FILE names a CA that the system does not know"
         return str(reason) or type(reason).__name__
 
 
