@@ -140,8 +140,8 @@ impl<'a> Extras<'a> {
         let (field, instead) = match extra {
             Extra::Tools => (
                 "tools",
-                "set tool_choice to \"none\" or to a call that must be made, or choose a model \
-                 whose template shows tools",
+                "set tool_choice to \"none\", choose a model whose template shows tools, or, where the \
+                 router has a --tool-parser for the model, ask for a call that must be made",
             ),
             Extra::Documents => ("documents", "put their text into a message"),
         };

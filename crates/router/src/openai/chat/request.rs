@@ -130,15 +130,14 @@ impl ChatRequest {
 fn check_calls(common: &Common, parsers: &Parsers, calls: &BoundCalls) -> Result<(), ApiError> {
     if let (Some(field), false) = (&calls.asked_by, parsers.knows_calls()) {
         let remedy = match calls.must_call {
-            true => "Use \"auto\" or \"none\".",
-            false => "Leave it out.",
+            true => "set tool_choice to \"none\"",
+            false => "leave it out",
         };
         return Err(ApiError::invalid(
             field,
             format!(
-                "{field} asks something of calls, but how the model writes calls is not known: its \
-                 chat template shows none of the forms that --tool-parser has, or that is \"none\". \
-                 {remedy}"
+                "{field} asks something of calls, but the router does not know how the model writes \
+                 them: {remedy}, or start the router with the model's --tool-parser."
             ),
         ));
     }

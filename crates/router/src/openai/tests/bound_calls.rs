@@ -55,7 +55,7 @@ async fn calls_that_no_grammar_can_make_are_refused() {
     let nope = json!({"tool_choice": {"type": "function", "function": {"name": "nope"}}});
     for (served, body, param, says) in [
         (&unknown, tools(&required), "tool_choice", "--tool-parser"),
-        (&unread, tools(&once), "parallel_tool_calls", "Leave it out"),
+        (&unread, tools(&once), "parallel_tool_calls", "leave it out"),
         (
             &unread,
             chat(&strict),

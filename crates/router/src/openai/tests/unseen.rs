@@ -67,6 +67,26 @@ async fn what_the_model_would_not_see_is_refused_by_name() {
     assert!(generator.seen.lock().unwrap().is_empty());
 }
 
+/// What one refusal advises, the other must not refuse.
+#[tokio::test]
+async fn where_no_calls_can_be_made_the_remedies_work() {
+    let (_, app) = app(PLAIN, |_| {});
+    let refusal = async |choice| {
+        let answer = post(&app, CHAT, with(&tools(choice))).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
+        answer.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let required = refusal(json!("required")).await;
+    assert!(!required.contains("\"auto\""), "{required}");
+    for message in [required, refusal(json!("auto")).await] {
+        assert!(message.contains("tool_choice to \"none\""), "{message}");
+        assert!(message.contains("--tool-parser"), "{message}");
+    }
+}
+
 #[tokio::test]
 async fn what_asks_for_nothing_is_taken() {
     let (generator, app) = app(PLAIN, |_| {});
