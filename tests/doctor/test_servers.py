@@ -195,6 +195,23 @@ def test_workers_that_do_not_answer_are_the_reason_where_the_admin_api_was_asked
         assert "--admin" not in said
 
 
+def test_a_tasuki_router_without_metrics_on_its_port_is_no_sglang_server() -> None:
+    """It has SGLang's paths too. Elsewhere than on loopback its metrics are at another address."""
+    models = {"data": [{"id": "m", "owned_by": "tasuki"}]}
+    info = {"models": [{"model_path": "m"}], "version": "0.2.0"}
+    settings = Settings(window_s=0.1, probe=None)
+    with (
+        server(v1__models=models, get_server_info=info) as router,
+        server(ROUTER.format(first=1)) as metrics,
+    ):
+        alone = Look.at([Address.of(router)], settings).fleet
+        both = Look.at([Address.of(each) for each in (router, metrics)], settings).fleet
+    assert (alone.workers, [each.engine for each in alone.routers]) == ([], ["other"])
+    assert "name its --metrics-listen address too" in unseen("workers", alone)
+    assert [each.engine for each in both.workers] == ["tasuki", "tasuki"]
+    assert not unseen("workers", both)
+
+
 def probed(*addresses: str) -> list[str]:
     """Why these servers, which answer no request for tokens, are not probed."""
     plan = Plan(rounds=5, budget_s=1.0)

@@ -19,6 +19,7 @@ from tasuki.doctor.picture import Fleet, Pair, Probe, Role, Worker
 from tasuki.doctor.result import DoctorError
 from tasuki.doctor.servers import (
     EngineServer,
+    OtherServer,
     Server,
     TasukiServer,
     addresses_of,
@@ -142,8 +143,9 @@ class Look:
             for number in range(_SCRAPES):
                 time.sleep(max(0.0, begin + number * gap_s - time.monotonic()))
                 list(pool.map(scrape, self.servers))
+        metrics_elsewhere = any(isinstance(server, TasukiServer) for server in self.servers)
         for server in self.servers:
-            if server.metrics_error:
+            if server.metrics_error and not (metrics_elsewhere and isinstance(server, OtherServer)):
                 self._explain(server)
             if isinstance(server, EngineServer):
                 server.infer_role()

@@ -171,7 +171,11 @@ class TasukiServer:
 
 @dataclass(slots=True)
 class OtherServer:
-    """A router of which no metrics are known."""
+    """A router of which no metrics are known.
+
+    Attributes:
+        metrics_error: Why, of a router of Tasuki.
+    """
 
     http: Http
     router: Router
@@ -231,6 +235,9 @@ def identify(address: Address, http: Http) -> Server:
     if any(name.startswith("tasuki_") for name in names):
         return TasukiServer(http, Router(address.where, "tasuki"))
     models = _models(http)
+    if models.get("owned_by") == "tasuki":
+        without += ": name its --metrics-listen address too"
+        return OtherServer(http, Router(address.where, "other"), without)
     kind: Engine | None = None
     if address.kind in ("vllm", "sglang"):
         kind = "vllm" if address.kind == "vllm" else "sglang"
