@@ -133,6 +133,15 @@ impl ApiError {
         }
     }
 
+    /// A 400 about a field, or a value of one, that another server may take.
+    pub fn unsupported(param: &str, message: impl Into<String>) -> Self {
+        Self::Invalid {
+            message: message.into(),
+            param: Some(param.to_owned()),
+            code: Some("unsupported_parameter"),
+        }
+    }
+
     /// The HTTP status of the answer.
     pub fn status(&self) -> StatusCode {
         match self {

@@ -47,7 +47,7 @@ pub fn render(
         ));
     }
     if fields.chat_template.is_some() && !app.settings.allow_chat_template {
-        return Err(ApiError::invalid(
+        return Err(ApiError::unsupported(
             "chat_template",
             "chat_template is not accepted; the router was not started with \
              --allow-request-chat-template.",
@@ -145,14 +145,13 @@ impl<'a> Extras<'a> {
             ),
             Extra::Documents => ("documents", "put their text into a message"),
         };
-        Err(ApiError::Invalid {
-            message: format!(
+        Err(ApiError::unsupported(
+            field,
+            format!(
                 "{field} is not supported by this model: its chat template does not show {field} to \
                  it, so the prompt is the same without them; {instead}."
             ),
-            param: Some(field.to_owned()),
-            code: Some("unsupported_parameter"),
-        })
+        ))
     }
 }
 

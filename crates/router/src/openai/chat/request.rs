@@ -133,7 +133,7 @@ fn check_calls(common: &Common, parsers: &Parsers, calls: &BoundCalls) -> Result
             true => "set tool_choice to \"none\"",
             false => "leave it out",
         };
-        return Err(ApiError::invalid(
+        return Err(ApiError::unsupported(
             field,
             format!(
                 "{field} asks something of calls, but the router does not know how the model writes \

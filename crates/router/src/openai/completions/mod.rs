@@ -112,7 +112,7 @@ fn job(
 
 fn refuse_suffix(suffix: Option<&str>) -> Result<(), ApiError> {
     match suffix {
-        Some(suffix) if !suffix.is_empty() => Err(ApiError::invalid(
+        Some(suffix) if !suffix.is_empty() => Err(ApiError::unsupported(
             "suffix",
             format!("suffix has {} bytes; it is not supported.", suffix.len()),
         )),

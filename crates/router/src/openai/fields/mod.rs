@@ -79,7 +79,10 @@ pub fn check(endpoint: Endpoint, bytes: &[u8]) -> Result<(), ApiError> {
             Some((Policy::Supported | Policy::Harmless, _)) => {}
             Some((Policy::Refused { unless }, text)) => {
                 if !asks_for_nothing(value.get(), unless) {
-                    return Err(refused(&name, unsupported(&name, value, unless, text)));
+                    return Err(ApiError::unsupported(
+                        &name,
+                        unsupported(&name, value, unless, text),
+                    ));
                 }
             }
             None => return Err(unknown(endpoint, &name)),
@@ -130,7 +133,7 @@ fn unknown(endpoint: Endpoint, name: &str) -> ApiError {
             format!("{shown} is not a field; docs/api.md lists those that there are.")
         }
     };
-    refused(&shown, message)
+    ApiError::unsupported(&shown, message)
 }
 
 /// Where a field of this name belongs.
@@ -155,12 +158,4 @@ fn nearest(endpoint: Endpoint, name: &str) -> Option<&'static str> {
     let alike = of(endpoint).filter(|field| longer(field) <= SLIP);
     let near = alike.min_by_key(distance)?;
     (distance(&near) <= SLIP).then_some(near.name)
-}
-
-fn refused(name: &str, message: String) -> ApiError {
-    ApiError::Invalid {
-        message,
-        param: Some(name.to_owned()),
-        code: Some("unsupported_parameter"),
-    }
 }

@@ -160,10 +160,11 @@ const HEAD: &str = "\
 
 Made of `crates/router/src/openai/fields` by `make proto`; a test compares them.
 
-`POST /v1/chat/completions`, `/v1/responses` and `/v1/completions` as OpenAI's, `GET /v1/models`, `/tokenize` and
-`/detokenize` as vLLM's, SGLang's `/generate` and its kin, `/health`, `/ready` and `/metrics`. What a field asks for is done, or the request is
-refused: status 400, the field in `error.param`, and `unsupported_parameter` in `error.code`. That holds
-for names that are not in these tables too. `null` asks for nothing.
+The paths are OpenAI's (`POST /v1/chat/completions`, `/v1/responses`, `/v1/completions`, `GET /v1/models`), vLLM's
+(`/tokenize`, `/detokenize`), SGLang's (`/generate` and [others](#sglangs-paths)), `/health`, `/ready` and `/metrics`.
+The router does what a field asks for, or refuses the request with status 400, the field in `error.param`, and
+`unsupported_parameter` in `error.code`. That holds for names that are not in these tables too. Values out of range are
+a 400 with another code or none. `null` asks for nothing.
 
 Fields that bind the form of an answer: [docs/structured-output.md](structured-output.md).
 

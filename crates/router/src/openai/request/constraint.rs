@@ -275,7 +275,7 @@ impl Found {
             if is_given {
                 let message = "is not supported; write it as a schema or a grammar";
                 let field = name(field);
-                return Err(ApiError::invalid(&field, format!("{field} {message}.")));
+                return Err(ApiError::unsupported(&field, format!("{field} {message}.")));
             }
         }
         if self.constraints.len() == before {

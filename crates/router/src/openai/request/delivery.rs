@@ -46,7 +46,7 @@ impl Delivery {
             ));
         }
         if options.and_then(|o| o.include_obfuscation) == Some(true) {
-            return Err(ApiError::invalid(
+            return Err(ApiError::unsupported(
                 "stream_options.include_obfuscation",
                 "stream_options.include_obfuscation is true, which is not supported: chunks have no \
                  padding. Leave it out.",
@@ -88,7 +88,7 @@ impl Delivery {
 
 fn refuse_unsupported(fields: &CommonFields, n: u32) -> Result<(), ApiError> {
     if let Some(best_of) = fields.best_of.filter(|best_of| *best_of != i64::from(n)) {
-        return Err(ApiError::invalid(
+        return Err(ApiError::unsupported(
             "best_of",
             format!("best_of is {best_of} and n is {n}; best_of is not supported unless equal."),
         ));

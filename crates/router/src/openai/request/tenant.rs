@@ -47,7 +47,7 @@ pub fn priority(given: Option<i64>, allowed: bool) -> Result<i32, ApiError> {
         ));
     };
     if priority != 0 && !allowed {
-        return Err(ApiError::invalid(
+        return Err(ApiError::unsupported(
             "priority",
             format!(
                 "priority is {priority}; the router was not started with \

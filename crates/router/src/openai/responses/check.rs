@@ -62,8 +62,10 @@ impl<'a> Place<'a> {
             None => Ok(()),
             Some((name, value)) => {
                 let name: String = name.chars().take(MAX_QUOTED_CHARS).collect();
-                let says = format!("is {}, which is not supported; leave it out", shown(value));
-                Err(self.invalid(&name, &says))
+                let name = format!("{}.{name}", self.name);
+                let shown = shown(value);
+                let message = format!("{name} is {shown}, which is not supported; leave it out.");
+                Err(ApiError::unsupported(&name, message))
             }
         }
     }

@@ -110,9 +110,5 @@ fn check_reasoning(reasoning: &ReasoningField) -> Result<(), ApiError> {
 fn unsupported(field: &str, value: &str, instead: &str) -> ApiError {
     let value = shown(&value.into());
     let message = format!("{field} is {value}, which is not supported: {instead}.");
-    ApiError::Invalid {
-        message,
-        param: Some(field.to_owned()),
-        code: Some("unsupported_parameter"),
-    }
+    ApiError::unsupported(field, message)
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::{post, saying};
 use crate::app::App;
 use crate::openai::fields::{self, Endpoint, Field, Policy};
+use crate::testing::{FakeGenerator, TestModel, settings};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -84,6 +85,53 @@ async fn every_field_that_is_refused_is_named() {
         }
     }
     assert!(count > 80, "{count}");
+    assert!(generator.seen.lock().unwrap().is_empty());
+}
+
+/// Of these fields other values are served.
+#[tokio::test]
+async fn every_value_that_is_not_supported_has_the_code() {
+    let generator = Arc::new(FakeGenerator::saying("x"));
+    let mut settings = settings();
+    settings.allow_priority = false;
+    let fake = Arc::clone(&generator);
+    let app = Arc::new(App::new(fake, TestModel::new().only(), settings));
+    let obfuscated = json!({"include_usage": true, "include_obfuscation": true});
+    let mut streamed = with(CHAT, "stream", &json!(true));
+    streamed["stream_options"] = obfuscated;
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    let mut called = with(CHAT, "tool_choice", &json!("required"));
+    called["tools"] = tool;
+    let structural = json!({"structural_tag": "x"});
+    for (path, body, field) in [
+        (
+            COMPLETIONS,
+            with(COMPLETIONS, "best_of", &json!(2)),
+            "best_of",
+        ),
+        (
+            COMPLETIONS,
+            with(COMPLETIONS, "suffix", &json!("x")),
+            "suffix",
+        ),
+        (CHAT, streamed, "stream_options.include_obfuscation"),
+        (CHAT, with(CHAT, "priority", &json!(1)), "priority"),
+        (
+            CHAT,
+            with(CHAT, "chat_template", &json!("x")),
+            "chat_template",
+        ),
+        (
+            CHAT,
+            with(CHAT, "structured_outputs", &structural),
+            "structured_outputs.structural_tag",
+        ),
+        (CHAT, called, "tool_choice"),
+    ] {
+        let (param, error) = refusal(&app, path, body).await;
+        assert_eq!(param, field);
+        assert_eq!(error["code"], "unsupported_parameter", "{error}");
+    }
     assert!(generator.seen.lock().unwrap().is_empty());
 }
 
