@@ -319,6 +319,25 @@ def test_errors_of_a_router_that_was_started_again_are_found() -> None:
         assert len(found("errors", Fleet(routers=[router]))) == findings, (before, after)
 
 
+def test_requests_that_admission_refuses_are_no_failures() -> None:
+    """They count among those of kind overload, as do requests that find no worker."""
+    shown = scrapes({"requests": 500.0}, {"requests": 600.0})
+    for refused, unavailable, said in (
+        (60.0, 0.0, "60 of 100 requests were refused"),
+        (0.0, 60.0, "60 of 100 requests failed"),
+        (1.0, 0.0, ""),
+    ):
+        by_reason = {
+            ("tasuki_failures_total", "overload"): (7.0, 7.0 + refused + unavailable),
+            ("tasuki_requests_total", "refused"): (7.0, 7.0 + refused),
+        }
+        router = Router("r", "tasuki", scrapes=shown, by_reason=by_reason)
+        findings = CHECKS["errors"](Fleet(routers=[router])).findings
+        assert len(findings) == bool(said)
+        assert all(each.what.startswith(said) for each in findings), findings
+        assert all(("log" in each.remedy) == (refused == 0) for each in findings)
+
+
 def test_preemptions_of_our_workers_are_judged_by_their_routers_requests() -> None:
     ours = worker(
         "w",

@@ -9,6 +9,7 @@ from tasuki.doctor.result import Finding, Outcome
 _LEAST_REQUESTS = 5
 _ERROR_SHARE = 0.01
 _PREEMPTED_SHARE = 0.05
+_REFUSED_SHARE = 0.05  # as the alert TasukiRequestsRefused
 _LEAST_SCRAPES = 4  # any memory is full for a moment
 _FULL = 0.85  # on average: what waits next needs more than the rest
 # Statuses: 4xx are the clients', and 503 is the answer to too much load and to probes at the start.
@@ -109,12 +110,33 @@ def _router_errors(router: Router, outcome: Outcome) -> None:
     if requests is None:
         return
     windowed = requests.when.startswith("in ")
-    for metric in ("tasuki_failures_total", "tasuki_http_errors_total"):
-        by_reason = {
+
+    def counted(metric: str) -> dict[str, float]:
+        return {
             reason: growth(before, after) if windowed else after
             for (name, reason), (before, after) in router.by_reason.items()
-            if name == metric and (metric == "tasuki_failures_total" or reason in _OUR_FAULT)
+            if name == metric
         }
+
+    refused = counted("tasuki_requests_total").get("refused", 0.0)
+    if is_above(refused, requests.value, _REFUSED_SHARE):
+        outcome.findings.append(
+            Finding(
+                f"{refused:.0f} of {requests.value:.0f} requests were refused: the load is above"
+                " what the workers serve within the limits",
+                (f'tasuki_requests_total{{outcome="refused"}} {requests.when}: {refused:.0f}',),
+                "add workers (`tasuki plan` says which), or loosen --ttft-target-ms and"
+                " --max-queued-*",
+                (router.name,),
+                {"refused": refused, "requests": requests.value},
+            )
+        )
+    for metric in ("tasuki_failures_total", "tasuki_http_errors_total"):
+        by_reason = counted(metric)
+        if metric == "tasuki_http_errors_total":
+            by_reason = {code: n for code, n in by_reason.items() if code in _OUR_FAULT}
+        elif "overload" in by_reason:  # the rest found no worker
+            by_reason["overload"] = max(0.0, by_reason["overload"] - refused)
         by_reason.pop("client", None)
         total = sum(by_reason.values())
         if not _fails(router.name, total, requests, outcome):
