@@ -6,8 +6,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum RefusalReason {
     #[error(
-        "its first token is expected after {expected:.1?}; the limit is {limit:.1?}, the \
-         objective less a margin"
+        "its first token is expected after {expected:.2?}; the limit is {limit:.2?}: the objective, \
+         or twice the time of its own prompt if that is longer, less a margin"
     )]
     TooLate { expected: Duration, limit: Duration },
     #[error("{waiting} sequences wait, and it has {asked}; the limit is {limit}")]
@@ -48,4 +48,18 @@ pub struct Refusal {
     pub over_share: bool,
     /// When a retry may find room.
     pub retry_after: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_request_names_its_limit_so_that_it_differs() {
+        let expected = Duration::from_millis(1520);
+        let limit = Duration::from_millis(1480); // of an objective of 400 ms
+        let says = RefusalReason::TooLate { expected, limit }.to_string();
+        assert!(says.contains("1.52s") && says.contains("1.48s"), "{says}");
+        assert!(says.contains("twice"), "{says}");
+    }
 }
