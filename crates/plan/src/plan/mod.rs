@@ -181,7 +181,7 @@ fn text(plan: &Plan, took_s: f64) -> String {
              lowest: {} ({})",
             plan.best.name, plan.best.binds
         );
-        expected(&mut text, "  it would", &plan.expected);
+        expected(&mut text, "  expected", &plan.expected);
         return text + &ended(plan, took_s);
     }
     let _ = writeln!(text, "\nbest: {}", plan.best.name);
