@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasuki.doctor.command import doctor
-from tasuki.doctor.result import DoctorError
+from tasuki.doctor.report import exit_code
+from tasuki.doctor.result import DoctorError, Finding, Outcome
 
 
 def test_an_expectation_that_holds_for_single_peers_is_refused(tmp_path: Path) -> None:
@@ -19,3 +20,14 @@ def test_an_expectation_that_holds_for_single_peers_is_refused(tmp_path: Path) -
     for said in (str(file), "0GB/s"):
         with pytest.raises(DoctorError, match="no rate that every link must reach"):
             doctor(["http://127.0.0.1:1"], expect=said)
+
+
+def test_a_look_that_saw_nothing_is_not_called_healthy() -> None:
+    found = Finding("it is slow", (), "start it again", ("w",))
+    nothing = {"workers": Outcome(), "ratio": Outcome(unseen=["one role"])}
+    for outcome, code in (
+        (Outcome(looked_at=["w"]), 0),
+        (Outcome(findings=[found]), 1),
+        (Outcome(), 2),
+    ):
+        assert exit_code({**nothing, "errors": outcome}) == code

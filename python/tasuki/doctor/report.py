@@ -9,15 +9,17 @@ from dataclasses import asdict
 
 from tasuki.doctor.look import Look
 from tasuki.doctor.picture import Fleet, Worker
-from tasuki.doctor.result import FOUND, HEALTHY, Finding, Outcome
+from tasuki.doctor.result import COULD_NOT_LOOK, FOUND, HEALTHY, Finding, Outcome
 
 _WIDTH = 100
 SCHEMA = "tasuki.doctor/1"
 
 
 def exit_code(outcomes: Mapping[str, Outcome]) -> int:
-    """0: nothing is wrong with what was looked at; 1: something is."""
-    return FOUND if any(outcome.findings for outcome in outcomes.values()) else HEALTHY
+    """0: nothing is wrong with what was looked at; 1: something is; 2: no check saw anything."""
+    if any(outcome.findings for outcome in outcomes.values()):
+        return FOUND
+    return HEALTHY if any(outcome.looked_at for outcome in outcomes.values()) else COULD_NOT_LOOK
 
 
 def as_text(look: Look, outcomes: Mapping[str, Outcome]) -> str:
