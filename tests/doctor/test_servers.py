@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_servers import MODELS, ROUTER, server
 from sglang_made import ILL, START, WELL, text
 from support.pictures import unseen
 
@@ -26,41 +24,6 @@ from tasuki.doctor.series import SGLANG, VLLM
 from tasuki.doctor.servers import EngineServer, OtherServer, TasukiServer, identify
 
 CAPTURES = Path(__file__).with_name("captures")
-MODELS = {"data": [{"id": "m", "root": "/models/m", "max_model_len": 2048}]}
-
-
-@contextmanager
-def server(*metrics: str, **answers: Any) -> Iterator[str]:
-    """A server that shows these metrics one after the other, the last again and again.
-
-    Args:
-        metrics: Texts of `/metrics`; none: 404.
-        answers: JSON by path, with `_` for `/`.
-    """
-    left = list(metrics)
-    paths = {"/" + path.replace("__", "/"): answer for path, answer in answers.items()}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path == "/metrics" and left:
-                body = (left.pop(0) if len(left) > 1 else left[0]).encode()
-            elif self.path in paths:
-                body = json.dumps(paths[self.path]).encode()
-            else:
-                self.send_error(404)
-                return
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
 
 
 def capture(name: str) -> str:
@@ -140,14 +103,6 @@ def test_vllm_without_metrics_is_told_and_not_called_healthy() -> None:
     outcomes = {name: check(look.fleet) for name, check in CHECKS.items()}
     assert list(findings(outcomes)) == ["versions"]
     assert "does not show" in outcomes["KV memory"].unseen[0]
-
-
-ROUTER = """# TYPE tasuki_worker_up gauge
-tasuki_worker_up{{worker="0",role="prefill",model="m"}} {first}
-tasuki_worker_up{{worker="1",role="decode",model="m"}} 1
-tasuki_worker_free_blocks{{worker="0",role="prefill",model="m"}} 10
-tasuki_worker_total_blocks{{worker="0",role="prefill",model="m"}} 100
-"""
 
 
 def behind_a_router(stack: ExitStack, first: int) -> Look:

@@ -6,8 +6,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum RefusalReason {
     #[error(
-        "its first token is expected after {expected:.2?}; the limit is {limit:.2?}: the objective, \
-         or twice the time of its own prompt if that is longer, less a margin"
+        "its first token is expected after {expected:.2?}; the limit is {limit:.2?}: the \
+         objective, or twice the time of its own prompt if that is longer, less a margin"
     )]
     TooLate { expected: Duration, limit: Duration },
     #[error("{waiting} sequences wait, and it has {asked}; the limit is {limit}")]
