@@ -63,3 +63,11 @@ fn a_rate_below_one_keeps_three_digits() {
     assert!(text.contains("at 0.00125 requests/s"), "{text}");
     assert!(text.contains("goodput 0.00125;"), "{text}");
 }
+
+#[test]
+fn a_plan_that_meets_nothing_does_not_say_that_its_best_would() {
+    let text = plan_text(&["--lengths", "500:50", "--slo", "ttft=1s,tpot=1ms"]);
+    assert!(text.contains("no design meets the objectives"), "{text}");
+    assert!(text.contains("\n  expected at "), "{text}");
+    assert!(!text.contains("would at"), "{text}");
+}
