@@ -27,6 +27,7 @@ _MAX_ORDER_BYTES = 4096
 _ORDER_S = 10.0  # for an order to come over an open connection
 _SUFFIX = ".sock"
 _USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of the system, for a time
+_REFUSED_S = 1.0  # the same, where no thread waits for it
 _ACCEPT_AGAIN_S = 0.2
 
 Obey = Callable[[str, int], str]
@@ -95,6 +96,8 @@ class ControlServer:
                 serving.start()
             except RuntimeError as error:
                 with connection, contextlib.suppress(OSError):
+                    connection.settimeout(_REFUSED_S)
+                    connection.recv(_MAX_ORDER_BYTES)  # unread, it would take the answer along
                     _send(connection, {"error": f"the launcher cannot take an order: {error}"})
 
     def _serve(self, connection: socket.socket) -> None:
