@@ -204,12 +204,12 @@ def model_fetch(name: ModelName = "smollm2-135m") -> None:
 @model_app.command("path")
 def model_path(name: ModelName = "smollm2-135m") -> None:
     """Print a model's folder; fails if it is not on this machine."""
-    from tasuki.models.fetch import FetchError
     from tasuki.models.fetch import model_path as find
+    from tasuki.models.fetch import refuse_absent
 
     found = find(name)
     if found is None:
-        raise FetchError(f"{name} is not on this machine: run `tasuki model fetch {name}`")
+        refuse_absent(name)
     print(found)
 
 

@@ -246,23 +246,46 @@ def test_no_data_and_an_unknown_speed_are_not_no_load() -> None:
                 assert rest.endswith(f"> 0) or ({queue} == 0)"), "0 at rest, else nothing"
 
 
+def notes(where: Path, values: Path, *settings: str) -> str:
+    """What `helm install` would say; `helm template` shows it from an object of a copy."""
+    chart = where / "chart"
+    shutil.copytree(CHART, chart)
+    (chart / "templates/NOTES.txt").rename(chart / "notes.txt")
+    shown = chart / "templates/shown.yaml"
+    shown.write_text('kind: Notes\ntext: {{ tpl (.Files.Get "notes.txt") . | quote }}\n')
+    words = [word for each in settings for word in ("--set", each)]
+    done = render("demo", values, "--show-only", "templates/shown.yaml", *words, chart=chart)
+    assert done.returncode == 0, done.stderr
+    return str(yaml.safe_load(done.stdout)["text"])
+
+
 @pytest.mark.system
 @pytest.mark.parametrize(("monitored", "warned"), [("false", True), ("true", False)])
 def test_scaling_without_a_pod_monitor_is_warned_of(
     monitored: str, warned: bool, tmp_path: Path
 ) -> None:
-    # `helm template` shows no notes: this copy of the chart has them in an object.
-    chart = tmp_path / "chart"
-    shutil.copytree(CHART, chart)
-    (chart / "templates/NOTES.txt").rename(chart / "notes.txt")
-    shown = chart / "templates/shown.yaml"
-    shown.write_text('kind: Notes\ntext: {{ tpl (.Files.Get "notes.txt") . | quote }}\n')
     values = VALUES[NAMES.index("autoscaling")]
-    more = ("--show-only", "templates/shown.yaml", "--set", f"podMonitor.enabled={monitored}")
-    done = render("demo", values, *more, chart=chart)
-    assert done.returncode == 0, done.stderr
-    text = yaml.safe_load(done.stdout)["text"]
+    text = notes(tmp_path, values, f"podMonitor.enabled={monitored}")
     assert ("WARNING: KEDA scales both, decode, prefill by metrics" in text) == warned, text
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("settings", "asks"),
+    [
+        ((), "curl localhost:8000/v1/models"),
+        (("router.tls.secretName=web",), "curl -k https://localhost:8000/v1/models"),
+        (
+            ("router.tls.secretName=web", "router.apiKeys.secretName=keys"),
+            'curl -H "Authorization: Bearer $TASUKI_API_KEY" -k https://localhost:8000/v1/models',
+        ),
+    ],
+)
+def test_the_notes_ask_as_the_router_serves(
+    settings: tuple[str, ...], asks: str, tmp_path: Path
+) -> None:
+    text = notes(tmp_path, VALUES[NAMES.index("gpus")], *settings)
+    assert asks in [line.strip() for line in text.splitlines()], text
 
 
 def test_what_gpus_need_is_plain_values() -> None:

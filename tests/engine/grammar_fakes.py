@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import random
+import shutil
 import threading
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -50,8 +52,9 @@ def write_tokenizer(folder: Path) -> None:
 
 @cache
 def folder() -> Path:
-    """A folder with the tokenizer."""
+    """A folder with the tokenizer, until this process ends."""
     path = Path(mkdtemp(prefix="tasuki-grammar-"))
+    atexit.register(shutil.rmtree, path)
     write_tokenizer(path)
     return path
 

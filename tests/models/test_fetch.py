@@ -18,6 +18,7 @@ from tasuki.models.fetch import (
     config_folder,
     list_models,
     model_path,
+    refuse_absent,
     resolve_model,
 )
 from tasuki.models.gguf_convert import tensors_digest
@@ -82,6 +83,19 @@ def test_a_damaged_folder_is_not_taken_for_the_model(harm: str) -> None:
         receipt.unlink()
     assert not default_model.is_present(folder)
     assert model_path("smollm2-135m") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "helps"),
+    [
+        ("smollm2-135m", "run `tasuki model fetch smollm2-135m`"),
+        ("owner/model", "run `tasuki model fetch owner/model`"),
+        ("foo", "no model 'foo': give"),
+    ],
+)
+def test_only_what_can_be_fetched_is_said_to_be(name: str, helps: str) -> None:
+    with pytest.raises(FetchError, match=helps):
+        refuse_absent(name)
 
 
 def test_a_failed_download_says_what_helps_and_leaves_nothing(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NoReturn
 
 from tasuki.models import cache, default_model, hub
 from tasuki.models.fetch_errors import FetchError
@@ -20,6 +21,7 @@ __all__ = [
     "config_folder",
     "list_models",
     "model_path",
+    "refuse_absent",
     "resolve_model",
 ]
 
@@ -40,6 +42,17 @@ def resolve_model(name: str) -> Path:
         return default_model.ensure()
     if hub.is_hub_id(name):
         return hub.fetch(name)
+    refuse_absent(name)
+
+
+def refuse_absent(name: str) -> NoReturn:
+    """Say why there is no folder of this model on this machine, and what helps.
+
+    Raises:
+        FetchError: Always.
+    """
+    if name.lower() in default_model.ALIASES or hub.is_hub_id(name):
+        raise FetchError(f"{name} is not on this machine: run `tasuki model fetch {name}`")
     raise FetchError(
         f"no model {name!r}: give {DEFAULT_MODEL!r}, a folder that holds a config.json, "
         "or a hub id owner/model"
