@@ -20,7 +20,6 @@ from tasuki.bench.provenance import DIGEST, digest
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 NEEDED = ("schema", "kind", "created", "command", "git_revision", "git_dirty", "versions")
 OLD = {
-    "client_vs_peers.json": ("6f9dc0f556f129d05add997b2063db6fb38b6a36c1199d3f22cb1855a1c37a41"),
     "clients_on_a_real_server.json": (
         "0aaaf597ab37bf29cc2a8ec6bd6b0ab921255d28d3ec017fc027176cc40838d4"
     ),
