@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tasuki.bench.between_timer import Report, _messages_s, between_s, medians, period_s
+from tasuki.bench.between_timer import Report, between_s, medians, messages_s, period_s
 from tasuki.bench.errors import RunFailedError
 from tasuki.v1 import worker_pb2 as pb
 
@@ -100,7 +100,7 @@ class Stream:
 
 def test_messages_take_what_the_workers_account_leaves_of_a_lone_request() -> None:
     stream = Stream(lone=3, queue_s=0.05, prefill_s=0.1)
-    found = list(_messages_s(iter(stream), stream.sent, 2, random.Random(0)))
+    found = list(messages_s(iter(stream), stream.sent, 2, random.Random(0)))
     assert len(found) == 3
     assert all(0.05 <= seconds < 0.2 for seconds in found)
 
@@ -109,4 +109,4 @@ def test_a_worker_that_ends_its_stream_is_named() -> None:
     stream = Stream(lone=0, queue_s=0.0, prefill_s=0.0)
     messages = (message for message in stream if not message.step.ended)
     with pytest.raises(RunFailedError, match="ended its stream"):
-        list(_messages_s(messages, stream.sent, 2, random.Random(0)))
+        list(messages_s(messages, stream.sent, 2, random.Random(0)))

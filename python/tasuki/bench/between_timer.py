@@ -156,7 +156,7 @@ def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Se
                     found[batch].append(reports)
         for batch in sorted(batches)[:-1]:
             with _stream(where) as (call, outgoing):
-                lone = list(_messages_s(call, outgoing, batch, draw))
+                lone = list(messages_s(call, outgoing, batch, draw))
             if lone:
                 messages[batch] = median(lone)
     return Served(found, messages)
@@ -270,10 +270,23 @@ def _read(call: Any, outgoing: SimpleQueue[Any], batch: int, number: int) -> Ite
             return
 
 
-def _messages_s(
+def messages_s(
     call: Any, outgoing: SimpleQueue[Any], batch: int, draw: random.Random
 ) -> Iterator[float]:
-    """What the messages of lone requests take, one after the other while `batch` others decode."""
+    """Seconds that the messages of a lone request take, there and back, while others decode.
+
+    Args:
+        call: What the worker sends.
+        outgoing: What it is sent.
+        batch: Sequences that decode.
+        draw: When each lone request comes.
+
+    Yields:
+        For one request after the other, until the first of the others is at its end.
+
+    Raises:
+        RunFailedError: An answer ended early, or the stream did.
+    """
     starting = {f"beside-{index}" for index in range(batch)}
     steps = _steps(call)
     for message in call:
