@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,15 +59,6 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-@pytest.fixture
-def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    made = Supervisor(logs, echo=False, policy=BackoffPolicy(first_s=0.05))
-    yield made
-    made.stop(made.names(), grace_s=0.0)
 
 
 def test_a_death_at_start_is_told_in_its_own_words(supervisor: Supervisor, tmp_path: Path) -> None:

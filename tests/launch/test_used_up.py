@@ -6,26 +6,15 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from test_supervisor import DEADLINE_S, SERVE, eventually, spec
 
-from tasuki.launch.backoff import BackoffPolicy
 from tasuki.launch.errors import LaunchError
 from tasuki.launch.supervisor import Stop, Supervisor
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    made = Supervisor(logs, echo=False, policy=BackoffPolicy(first_s=0.05))
-    yield made
-    made.stop(made.names(), grace_s=0.0)
 
 
 def no_thread(monkeypatch: pytest.MonkeyPatch, times: int, spare: int = 0) -> list[int]:

@@ -264,7 +264,7 @@ def _read(call: Any, outgoing: SimpleQueue[Any], batch: int, number: int) -> Ite
                 duration_s=last.duration_s,
             )
         for end in step.ended:
-            _check(end)
+            _require_finished(end)
         left -= len(step.ended)
         if not left:
             return
@@ -310,7 +310,7 @@ def messages_s(
             ended = list(next(steps).ended)
         passed_s = time.perf_counter() - sent_s
         for end in ended:
-            _check(end)
+            _require_finished(end)
         if any(end.request_id != f"lone-{number}" for end in ended):
             return  # the others are at their end
         yield passed_s - ended[0].timings.queue_s - ended[0].timings.prefill_s
@@ -323,7 +323,7 @@ def _steps(call: Any) -> Iterator[Any]:
     raise RunFailedError(_SILENT)
 
 
-def _check(end: Any) -> None:
+def _require_finished(end: Any) -> None:
     if end.reason != pb.LEG_END_FINISHED:
         raise RunFailedError(f"an answer ended early: {end.message or end.reason}")
 

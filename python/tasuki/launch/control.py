@@ -97,7 +97,7 @@ class ControlServer:
             except RuntimeError as error:
                 with connection, contextlib.suppress(OSError):
                     connection.settimeout(_REFUSED_S)
-                    connection.recv(_MAX_ORDER_BYTES)  # unread, it would take the answer along
+                    connection.recv(_MAX_ORDER_BYTES)  # unread, it resets the connection
                     _send(connection, {"error": f"the launcher cannot take an order: {error}"})
 
     def _serve(self, connection: socket.socket) -> None:
