@@ -346,7 +346,10 @@ fn a_worker_of_a_log_has_as_many_gpus_as_it_had() {
     );
     for (gpus, said) in [("6", "6, 8 a machine"), ("12 --gpus-per-host 6", "12, 6 a")] {
         let error = of(gpus).unwrap_err().to_string();
-        assert!(error.contains(said), "{error}");
+        assert!(
+            error.contains(said) && error.contains("multiple of 4"),
+            "{error}"
+        );
     }
 }
 
