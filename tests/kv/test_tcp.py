@@ -276,7 +276,8 @@ def test_a_reader_that_takes_nothing_loses_its_connection(
 
 
 def test_a_source_without_the_key_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process at the address, which sends what it likes."""
+    """Another process at the address, which sends what it likes and may hang up at any time."""
+    monkeypatch.setattr(tcp_reader, "tune", lambda *_: pytest.fail("it was believed"))
     source, other = (TcpSource("127.0.0.1", memoryview(b"pool"), 0) for _ in range(2))
     with pytest.raises(TransportError, match="closed the connection: it has ended, or"):
         TcpPeer("source", ("127.0.0.1", other.port), source.key)

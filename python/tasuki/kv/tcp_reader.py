@@ -183,10 +183,10 @@ def _connect(peer: str, place: tuple[str, int], key: bytes) -> socket.socket:
         connection = socket.create_connection(place, timeout=greeting.GREETING_S)
         expected = greeting.introduce(connection, key)
         reply = greeting.message(connection, len(expected))
-        trusted = hmac.compare_digest(reply, expected)
-        tune(connection, STALL_S)
-        size = _REQUEST_BUFFER_BYTES
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+        if trusted := hmac.compare_digest(reply, expected):  # another may hang up at once
+            tune(connection, STALL_S)
+            size = _REQUEST_BUFFER_BYTES
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
     except (OSError, ValueError, OverflowError) as error:  # it may have told what is no address
         if connection is not None:
             connection.close()
