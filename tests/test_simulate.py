@@ -204,6 +204,20 @@ def test_messages_that_were_measured_make_the_first_token_later(tmp_path: Path) 
     assert found["unsaid"] - found["by hand"] == pytest.approx(2 * (2 - 1))  # on a processor
 
 
+def test_a_lone_prompt_that_was_measured_says_how_early_prompts_must_come(tmp_path: Path) -> None:
+    mean = {}
+    launch = [{"batch": 1, "seconds": 0.0003}]  # and 1.7 ms in reserve
+    lone = [{"tokens": 64, "batch": 4, "context": 64, "seconds": 0.005 + 0.01064 + 0.006}]
+    for name, more in (("launch", {}), ("lone", {"lone": lone})):
+        on_gpu = {"machine": {"gpus": ["a GPU"]}, "launch": launch}
+        steps, output = steps_file(tmp_path / "steps.json", **on_gpu, **more), tmp_path / "run.json"
+        words = ["--steps", str(steps), "--lengths", "64:100", "--num-requests", "2000"]
+        words += ["--request-rate", "30", "--output", str(output)]
+        assert _native.run_simulate(words) == 0
+        mean[name] = json.loads(output.read_text())["metrics"]["ttft_ms"]["mean"]
+    assert mean["lone"] - mean["launch"] == pytest.approx(6 - 2, rel=0.1)
+
+
 def test_a_result_says_how_many_workers_and_gpus_there_are(tmp_path: Path) -> None:
     """As a sweep does, so that both are drawn for each GPU, or for each worker of a processor."""
     of_cpu, output = steps_file(tmp_path / "steps.json"), tmp_path / "run.json"

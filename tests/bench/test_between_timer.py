@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from queue import SimpleQueue
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tasuki.bench.between_timer import Report, between_s, medians, messages_s, period_s
+from tasuki.bench.between_timer import Report, between_s, lone_requests, medians, period_s
 from tasuki.bench.errors import RunFailedError
 from tasuki.v1 import worker_pb2 as pb
 
@@ -67,8 +67,11 @@ def test_the_median_is_of_the_loads_in_which_there_is_something() -> None:
     assert medians({}, between_s) == {}
 
 
+STEP_S = 0.2
+
+
 class Stream:
-    """A worker's answers: two sequences decode beside `lone` requests, 200 ms each."""
+    """A worker's answers: two sequences decode beside `lone` requests, `STEP_S` each."""
 
     def __init__(self, lone: int, queue_s: float, prefill_s: float) -> None:
         self.sent: SimpleQueue[Any] = SimpleQueue()
@@ -84,7 +87,7 @@ class Stream:
             submit = self._submitted()
             assert (len(submit.prompt_tokens), submit.sampling.max_tokens) == (64, 1)
             yield self._step()
-            time.sleep(0.2)
+            time.sleep(STEP_S)
             yield self._step(submit.request_id)
         yield self._step(beside[0])
 
@@ -100,13 +103,24 @@ class Stream:
 
 def test_messages_take_what_the_workers_account_leaves_of_a_lone_request() -> None:
     stream = Stream(lone=3, queue_s=0.05, prefill_s=0.1)
-    found = list(messages_s(iter(stream), stream.sent, 2, random.Random(0)))
-    assert len(found) == 3
-    assert all(0.05 <= seconds < 0.2 for seconds in found)
+    found = list(lone_requests(iter(stream), stream.sent, 2))
+    assert [(seen.worker_s, seen.context) for seen in found] == [(pytest.approx(0.15), 9.0)] * 3
+    assert all(0.05 <= seen.messages_s < STEP_S for seen in found)
+
+
+def test_lone_requests_come_in_all_parts_of_a_step_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    stream = Stream(lone=48, queue_s=0.0, prefill_s=0.0)
+    assert len(list(lone_requests(iter(stream), stream.sent, 2))) == 48
+    apart = [seconds for seconds in slept if seconds != STEP_S]
+    for step_s in (0.003, 0.006, 0.007):
+        quarters = Counter(int(seconds % step_s / step_s * 4) for seconds in apart)
+        assert all(8 <= quarters[quarter] <= 16 for quarter in range(4)), step_s
 
 
 def test_a_worker_that_ends_its_stream_is_named() -> None:
     stream = Stream(lone=0, queue_s=0.0, prefill_s=0.0)
     messages = (message for message in stream if not message.step.ended)
     with pytest.raises(RunFailedError, match="ended its stream"):
-        list(messages_s(messages, stream.sent, 2, random.Random(0)))
+        list(lone_requests(messages, stream.sent, 2))

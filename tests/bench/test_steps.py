@@ -124,11 +124,13 @@ def test_tables_follow_the_schema() -> None:
         "transfer": [{"blocks": 32, "bytes": 32_000, "seconds": 0.001}],
     }
     tables["launch"] = [{"batch": 8, "seconds": 0.001}]
+    tables["lone"] = [{"tokens": 64, "batch": 8, "context": 90.4, "seconds": 0.02}]
     lines = {title: rows for title, _, rows in step_lines(tables)}
     assert lines["prefill step"] == [["256", "0", "500.00", "512"]]
     assert lines["prefill steps back to back"] == [["256", "0", "400.00", "640"]]
     assert lines["a prompt beside decodes adds"] == [["64", "8", "3.00"]]
     assert lines["launch of a step"] == [["8", "1.00"]]
+    assert lines["a lone prompt beside decodes"] == [["64", "8", "90", "20.00"]]
     assert lines["KV transfer"] == [["32", "0.03", "1.00", "0.03"]]
 
 

@@ -22,9 +22,6 @@ const MOST_WORKERS: u32 = 20_000;
 const HANDOFF_S: f64 = 1e-3;
 /// Of a GPU's memory, for weights and KV.
 const UTILIZATION: f64 = 0.9;
-/// From the end of a launch to that of the step before it. A worker keeps so much that one launch
-/// in a hundred comes too late; 1.7 ms on the machine of an H100.
-const SPARE_S: f64 = 1.7e-3;
 
 /// Step times as coefficients.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -105,8 +102,8 @@ pub struct Source {
     pub kv_bytes_per_token: Option<f64>,
     pub link: Option<LinkSpec>,
     pub handoff_s: Option<f64>,
-    /// What it takes a worker's host to launch a step; `None`: see [`Limits::gpu`].
-    pub launch: Option<PerStep>,
+    /// See [`Limits::lead_s`].
+    pub lead: Option<PerStep>,
     /// See [`Limits::between_s`].
     pub between: PerStep,
     /// See [`Hardware::message_s`].
@@ -187,10 +184,8 @@ impl Hardware {
                 None => default.itl_target_s,
             },
             prefix_caching: !args.no_prefix_caching,
-            lead_s: source
-                .launch
-                .map_or(default.lead_s, |launch| SPARE_S + launch.step_s),
-            lead_sequence_s: source.launch.map_or(0.0, |launch| launch.sequence_s),
+            lead_s: source.lead.map_or(default.lead_s, |lead| lead.step_s),
+            lead_sequence_s: source.lead.map_or(0.0, |lead| lead.sequence_s),
             between_s: between.step_s,
             between_sequence_s: between.sequence_s,
             ..default
@@ -302,6 +297,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             );
         }
         return Ok(Source {
+            lead: file.lead(&table),
             steps: StepModel::Table(table),
             name: file.label.clone(),
             told,
@@ -313,7 +309,6 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             link: file.link(),
             max_model_len: None,
             handoff_s: None,
-            launch: file.launch(),
             between,
             message_s: file.message_s(),
         });
@@ -331,7 +326,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             link: None,
             max_model_len: None,
             handoff_s: None,
-            launch: None,
+            lead: None,
             between: PerStep::default(),
             message_s: None,
         });
@@ -387,7 +382,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
         }),
         max_model_len: None,
         handoff_s: None,
-        launch: None,
+        lead: None,
         between: PerStep::default(),
         message_s: None,
     })

@@ -4,10 +4,14 @@ use std::path::Path;
 
 use serde::Deserialize;
 use tasuki_sim::LinkSpec;
-use tasuki_sim::steps::{BesideRow, DecodeRow, PrefillRow, StepTable};
+use tasuki_sim::steps::{BesideRow, DecodeRow, PrefillRow, StepTable, Work};
 
 use crate::error::SimulateError;
 use crate::hardware::PerStep;
+
+/// From the end of a launch to that of the step before it. A worker keeps so much that one launch
+/// in a hundred comes too late; 1.7 ms on the machine of an H100.
+const SPARE_S: f64 = 1.7e-3;
 
 /// What such a file says.
 #[derive(Debug, Deserialize)]
@@ -39,6 +43,9 @@ pub struct StepsFile {
     /// From a request's sender to a worker and back. Files of earlier versions have none.
     #[serde(default)]
     messages: Vec<ByBatch>,
+    /// Files of earlier versions have none.
+    #[serde(default)]
+    lone: Vec<Lone>,
     /// By Ctrl-C. Files of earlier versions do not say.
     #[serde(default)]
     pub interrupted: bool,
@@ -61,6 +68,16 @@ struct Machine {
 #[derive(Debug, Deserialize)]
 struct ByBatch {
     batch: f64,
+    seconds: f64,
+}
+
+/// From a prompt's coming to a worker that decodes `batch` sequences of `context` tokens, at any part
+/// of a step, until its only token.
+#[derive(Debug, Deserialize)]
+struct Lone {
+    tokens: f64,
+    batch: f64,
+    context: f64,
     seconds: f64,
 }
 
@@ -151,9 +168,42 @@ impl StepsFile {
         line(&self.between)
     }
 
-    /// What it takes the host to launch a step; `None`: not measured, or steps do not overlap.
-    pub fn launch(&self) -> Option<PerStep> {
-        (!self.launch.is_empty()).then(|| line(&self.launch))
+    /// How long before a step's end a prompt must come to be part of the next one; `None`: not
+    /// measured, or steps do not overlap.
+    pub fn lead(&self, table: &StepTable) -> Option<PerStep> {
+        if self.launch.is_empty() {
+            return None;
+        }
+        if self.lone.is_empty() {
+            let launch = line(&self.launch);
+            return Some(PerStep {
+                step_s: SPARE_S + launch.step_s,
+                ..launch
+            });
+        }
+        let between = self.between();
+        let lead = |row: &Lone| {
+            let decodes = Work {
+                sequences: row.batch,
+                kv_tokens: row.batch * row.context,
+                ..Work::default()
+            };
+            let with_prompt = Work {
+                prompt_tokens: row.tokens,
+                prompt_squares: row.tokens * row.tokens,
+                ..decodes
+            };
+            let between_s = between.step_s + between.sequence_s * row.batch;
+            let [decode_s, own_s] =
+                [decodes, with_prompt].map(|work| table.step_s(&work) + between_s);
+            // In the middle it comes half a step before the end of one, and waits for another one
+            // if that is too late.
+            ByBatch {
+                batch: row.batch,
+                seconds: (row.seconds - decode_s / 2.0 - own_s).max(0.0),
+            }
+        };
+        Some(line(&self.lone.iter().map(lead).collect::<Vec<_>>()))
     }
 
     /// In one direction, beside as many sequences as was measured; `None`: not measured.
@@ -214,5 +264,38 @@ mod tests {
         assert_eq!(fitted(&[(1.0, 3.0), (5.0, 7.0)]), of(2.0, 1.0));
         assert_eq!(fitted(&[(1.0, 3.0), (5.0, 1.0)]), of(2.0, 0.0));
         assert_eq!(fitted(&[(1.0, 0.0), (3.0, 4.0)]), of(0.0, 1.0));
+    }
+
+    #[test]
+    fn how_early_a_prompt_must_come_is_what_a_lone_one_waits_beyond_half_a_step_and_its_own() {
+        let file = |more: &str| -> StepsFile {
+            let text = format!(
+                r#"{{"kind": "steps", "label": "", "machine": {{}},
+                "engine": {{"block_size_tokens": 16, "block_bytes": 1, "num_blocks": 9}},
+                "prefill": [{{"tokens": 100, "context": 0, "seconds": 0.002}},
+                            {{"tokens": 200, "context": 0, "seconds": 0.003}}],
+                "decode": [{{"batch": 1, "context": 0, "seconds": 0.004}},
+                           {{"batch": 11, "context": 0, "seconds": 0.006}}] {more}}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let lead = |more: &str| {
+            let file = file(more);
+            file.lead(&file.table(Path::new("steps.json")).unwrap())
+        };
+        let launch = r#", "launch": [{"batch": 1, "seconds": 0.0003}]"#;
+        // A step of one sequence takes 4 ms and 0.5 beside, with the prompt 1 ms more.
+        let lone = r#", "lone": [{"tokens": 100, "batch": 1, "context": 30, "seconds": 0.01075}],
+            "between": [{"batch": 1, "seconds": 0.0005}]"#;
+        let near = |found: Option<PerStep>, ms: f64| {
+            let PerStep { step_s, sequence_s } = found.unwrap();
+            assert!(
+                (step_s - 1e-3 * ms).abs() < 1e-9 && sequence_s == 0.0,
+                "{found:?}"
+            );
+        };
+        near(lead(launch), 2.0);
+        near(lead(&format!("{launch}{lone}")), 3.0);
+        assert_eq!(lead(lone), None, "steps do not overlap");
     }
 }

@@ -6,8 +6,9 @@ but the threads that write and read delay its launch. Here a worker is a child, 
 its router. The pause is what is left of the time between two reports without the time of the step,
 which the report has.
 
-Beside that, what a lone request's messages take: the time that its sender waits for its first
-token, without the worker's own account of it (in the queue, and of its prompt).
+Beside that, what a lone request takes that comes while others decode: in the worker, by its own
+account (in the queue, and of its prompt), and for its messages, which is what else its sender waits
+for its first token.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
@@ -39,9 +40,10 @@ from tasuki.worker.config import WorkerConfig
 _PROMPT_TOKENS = 8
 _ANSWER_TOKENS = 64
 _BESIDE_TOKENS = 512  # of answers beside which lone requests come
-_LONE_PROMPT_TOKENS = 64
-_LONE_REQUESTS = 12  # at most, one after the other
-_APART_S = 0.02  # between two of them, at most: they come in any part of a step
+LONE_PROMPT_TOKENS = 64
+_LONE_REQUESTS = 48  # at most, one after the other
+_APART_S = 0.02  # between two of them, at most
+_GOLDEN = 0.618034  # of it the next one comes later: so they come in all parts of a step alike
 MEAN_CONTEXT = _PROMPT_TOKENS + _ANSWER_TOKENS // 2  # of a sequence that is measured
 _LEAST_STEPS = 8
 _START_S = 600.0
@@ -121,17 +123,31 @@ Loads = dict[int, list[list[Report]]]
 
 
 @dataclass(frozen=True, slots=True)
+class Lone:
+    """A request of `LONE_PROMPT_TOKENS` and one token of answer, beside sequences that decode.
+
+    Attributes:
+        messages_s: Its messages, there and back.
+        worker_s: From its coming to the worker until its first token, by the worker's account.
+        context: Tokens of each sequence beside it, at its end.
+    """
+
+    messages_s: float
+    worker_s: float
+    context: float
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """What a worker that serves was seen to do, by the sequences that it decodes.
 
     Attributes:
         loads: Reports of loads whose requests begin together.
-        messages: Seconds that a lone request's messages take, there and back; none beside the
-            largest load, which leaves it no room.
+        lone: The middle of lone requests; none beside the largest load, which leaves no room.
     """
 
     loads: Loads
-    messages: dict[int, float]
+    lone: dict[int, Lone]
 
 
 def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Served:
@@ -146,7 +162,7 @@ def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Se
         RunFailedError: The worker did not start or answer.
     """
     found: Loads = {batch: [] for batch in batches}
-    messages: dict[int, float] = {}
+    lone: dict[int, Lone] = {}
     draw = random.Random(0)
     with _worker(config) as where, _every_core():
         for number in range(repeat + 1):
@@ -156,10 +172,10 @@ def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Se
                     found[batch].append(reports)
         for batch in sorted(batches)[:-1]:
             with _stream(where) as (call, outgoing):
-                lone = list(messages_s(call, outgoing, batch, draw))
-            if lone:
-                messages[batch] = median(lone)
-    return Served(found, messages)
+                seen = list(lone_requests(call, outgoing, batch))
+            if seen:
+                lone[batch] = Lone(*map(median, zip(*map(astuple, seen), strict=True)))
+    return Served(found, lone)
 
 
 def medians(
@@ -270,24 +286,22 @@ def _read(call: Any, outgoing: SimpleQueue[Any], batch: int, number: int) -> Ite
             return
 
 
-def messages_s(
-    call: Any, outgoing: SimpleQueue[Any], batch: int, draw: random.Random
-) -> Iterator[float]:
-    """Seconds that the messages of a lone request take, there and back, while others decode.
+def lone_requests(call: Any, outgoing: SimpleQueue[Any], batch: int) -> Iterator[Lone]:
+    """Send lone requests while others decode.
 
     Args:
         call: What the worker sends.
         outgoing: What it is sent.
         batch: Sequences that decode.
-        draw: When each lone request comes.
 
     Yields:
-        For one request after the other, until the first of the others is at its end.
+        One request after the other, until the first of the others is at its end.
 
     Raises:
         RunFailedError: An answer ended early, or the stream did.
     """
     starting = {f"beside-{index}" for index in range(batch)}
+    given = 0
     steps = _steps(call)
     for message in call:
         if message.HasField("info"):
@@ -299,21 +313,26 @@ def messages_s(
     for number, name in enumerate(sorted(starting), 1):
         outgoing.put(_submit(name, number, info, _PROMPT_TOKENS, answer))
     while starting:
-        starting -= {output.request_id for output in next(steps).outputs}
-    prompt = min(_LONE_PROMPT_TOKENS, info.max_model_len - 2)
+        outputs = next(steps).outputs
+        starting -= {output.request_id for output in outputs}
+        given += len(outputs)
+    prompt = min(LONE_PROMPT_TOKENS, info.max_model_len - 2)
     for number in range(batch + 1, batch + 1 + _LONE_REQUESTS):
-        time.sleep(draw.uniform(0.0, _APART_S))
+        time.sleep(_APART_S * (number * _GOLDEN % 1.0))
         sent_s = time.perf_counter()
         outgoing.put(_submit(f"lone-{number}", number, info, prompt, answer=1))
         ended: list[Any] = []
         while not ended:
-            ended = list(next(steps).ended)
+            step = next(steps)
+            ended = list(step.ended)
+            given += len(step.outputs)
         passed_s = time.perf_counter() - sent_s
         for end in ended:
             _require_finished(end)
         if any(end.request_id != f"lone-{number}" for end in ended):
             return  # the others are at their end
-        yield passed_s - ended[0].timings.queue_s - ended[0].timings.prefill_s
+        worker_s = ended[0].timings.queue_s + ended[0].timings.prefill_s
+        yield Lone(passed_s - worker_s, worker_s, _PROMPT_TOKENS + given / batch)
 
 
 def _steps(call: Any) -> Iterator[Any]:

@@ -248,6 +248,17 @@ def step_lines(tables: Mapping[str, Any]) -> Iterable[tuple[str, Sequence[str], 
             [[str(row["batch"]), f"{1000 * row['seconds']:.2f}"] for row in tables.get(name, ())],
         )
     yield (
+        "a lone prompt beside decodes",
+        ("tokens", "batch", "context", "ms"),
+        [
+            [
+                *(f"{row[name]:.0f}" for name in ("tokens", "batch", "context")),
+                f"{1000 * row['seconds']:.2f}",
+            ]
+            for row in tables.get("lone", ())
+        ],
+    )
+    yield (
         "KV transfer",
         ("blocks", "MB", "ms", "GB/s"),
         [

@@ -18,8 +18,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from tasuki.bench.between_timer import (
+    LONE_PROMPT_TOKENS,
     MEAN_CONTEXT,
     Loads,
+    Lone,
     Served,
     between_s,
     medians,
@@ -126,7 +128,7 @@ def run_steps(
         },
         "repeat": grid.repeat,
         **step_tables(seconds, built.layout.block_bytes),
-        "messages": _by_batch(served.messages),
+        **_lone_tables(served.lone),
     }
     if not overlaps:
         between = medians(served.loads, between_s)
@@ -156,6 +158,21 @@ def _longer(loads: Loads, timer: _BothTimers, repeat: int) -> dict[int, float]:
             alone_s = median(timer.measure(point) for _ in range(repeat))
             between[batch] = max(0.0, served_s - alone_s)
     return between
+
+
+def _lone_tables(lone: Mapping[int, Lone]) -> dict[str, Any]:
+    return {
+        "messages": _by_batch({batch: seen.messages_s for batch, seen in lone.items()}),
+        "lone": [
+            {
+                "tokens": LONE_PROMPT_TOKENS,
+                "batch": batch,
+                "context": seen.context,
+                "seconds": seen.worker_s,
+            }
+            for batch, seen in sorted(lone.items())
+        ],
+    }
 
 
 def _by_batch(seconds: Mapping[int, float]) -> list[dict[str, Any]]:

@@ -192,7 +192,7 @@ impl Logged {
             kv_bytes_per_token: bytes,
             link,
             handoff_s,
-            launch: None,
+            lead: None,
             between: PerStep::default(),
             message_s: None,
         }
