@@ -48,6 +48,9 @@ pub enum Indivisible {
     PromptLogprobs,
     /// As `PromptLogprobs`, of any workers: prefill's cannot be added to this answer.
     EchoLogprobs,
+    /// Of any workers. SGLang's begin with a request for the prompt alone and have one room for it
+    /// and all choices, in which they wait for ever.
+    Choices,
     /// The one token of prefill is no whole call.
     ForcedCall,
     /// It is cut to what the output leaves, which differs between the two.
@@ -61,7 +64,7 @@ pub enum Indivisible {
 impl Indivisible {
     /// Whether it is so of workers with this kind of handoff.
     pub fn bars(self, handoff: HandoffKind) -> bool {
-        handoff == HandoffKind::Ticket || self == Self::EchoLogprobs
+        handoff == HandoffKind::Ticket || matches!(self, Self::EchoLogprobs | Self::Choices)
     }
 }
 
@@ -72,10 +75,11 @@ impl fmt::Display for Indivisible {
                 "log probabilities of the prompt (prompt_logprobs, or echo with logprobs)"
             }
             Self::EchoLogprobs => "log probabilities of an echoed prompt (echo with logprobs)",
+            Self::Choices => "several choices (n)",
             Self::ForcedCall => "a tool_choice that forces a call",
             Self::CutPrompt => "a negative truncate_prompt_tokens",
             Self::BeyondContext => "a max_tokens beyond the model's context",
-            Self::Sequences => "several choices or prompts",
+            Self::Sequences => "several prompts",
         })
     }
 }

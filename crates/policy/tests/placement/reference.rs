@@ -277,7 +277,7 @@ fn hands_over(worker: &WorkerView, request: &RequestView) -> bool {
         && can.handoff != HandoffKind::None
         && match request.indivisible {
             None => true,
-            Some(Indivisible::EchoLogprobs) => false,
+            Some(Indivisible::EchoLogprobs | Indivisible::Choices) => false,
             Some(_) => can.handoff == HandoffKind::Concurrent,
         }
 }

@@ -30,7 +30,7 @@ pub struct Estimate {
     pub prompt: Vec<u32>,
     /// Prompts times choices.
     pub sequences: u32,
-    /// Whether the engines make a list of it: several choices, or a list of prompts.
+    /// Whether it has a list of prompts.
     pub is_batch: bool,
     /// What of it two workers cannot serve, one can.
     pub indivisible: Option<Indivisible>,
@@ -84,8 +84,8 @@ impl Estimate {
         Ok(Self {
             prompt: prompts.tokens,
             sequences: count.saturating_mul(n).min(MOST_SEQUENCES),
-            is_batch: prompts.is_list || n > 1,
-            indivisible: indivisible::of(path, body),
+            is_batch: prompts.is_list,
+            indivisible: indivisible::of(path, body, n),
             max_tokens: limit.unwrap_or(usual_limit).max(1),
             asked_tokens: limit,
         })
@@ -275,7 +275,7 @@ mod tests {
         let parts = r#"{"messages":[{"role":"user","content":[{"type":"text","text":"1234"},
             {"type":"image_url","image_url":{"url":"data:..."}}]}],"n":3,"max_tokens":5,
             "max_completion_tokens":7}"#;
-        assert_eq!(shape(CHAT, parts), (1, 3, true, 7));
+        assert_eq!(shape(CHAT, parts), (1, 3, false, 7));
         assert_eq!(
             shape(COMPLETIONS, r#"{"prompt":[5,6,7]}"#),
             (3, 1, false, 16)
@@ -305,7 +305,7 @@ mod tests {
         let negative = r#"{"n":-1,"max_tokens":-3}"#;
         assert_eq!(shape(CHAT, negative), (1, 1, false, 256));
         let large = r#"{"n":4294967297}"#;
-        assert_eq!(shape(CHAT, large), (1, MOST_SEQUENCES, true, 256));
+        assert_eq!(shape(CHAT, large), (1, MOST_SEQUENCES, false, 256));
         assert_eq!(shape(CHAT, r#"{"messages":7}"#), (1, 1, false, 256));
     }
 

@@ -6,9 +6,11 @@ use tasuki_core::Indivisible;
 use super::object::Object;
 
 /// `None`: two workers can serve it.
-pub fn of(path: &str, body: &Object) -> Option<Indivisible> {
+pub fn of(path: &str, body: &Object, choices: u32) -> Option<Indivisible> {
     if scores_echo(path, body) {
         Some(Indivisible::EchoLogprobs)
+    } else if choices > 1 {
+        Some(Indivisible::Choices)
     } else if scores_prompt(path, body) {
         Some(Indivisible::PromptLogprobs)
     } else if must_call(body) {
@@ -82,7 +84,7 @@ mod tests {
             (COMPLETIONS, r#""truncate_prompt_tokens":100"#, false),
         ] {
             let body = serde_json::from_str(&format!("{{{more}}}")).expect("an object");
-            assert_eq!(of(path, &body).is_some(), whole, "{path} {more}");
+            assert_eq!(of(path, &body, 1).is_some(), whole, "{path} {more}");
         }
     }
 }

@@ -60,28 +60,50 @@ async fn both_legs_meet_whatever_the_path() {
 }
 
 #[tokio::test]
-async fn batches_and_choices_have_rooms_of_their_own() {
+async fn the_prompts_of_a_batch_have_rooms_of_their_own() {
     let (router, workers, fabric) = fleet(&["prefill", "decode"]).await;
     for (path, body) in [
         ("/generate", r#"{"text":["a","b","c"]}"#),
         ("/generate", r#"{"text":["a"]}"#),
+        ("/generate", r#"{"text":null,"input_ids":[[1],[2]]}"#),
+        (COMPLETIONS, r#"{"model":"theirs","prompt":["a","b"]}"#),
+    ] {
+        let got = router.post(path, body).await;
+        assert_eq!(got.status, 200, "{body}: {}", got.body);
+    }
+    assert_eq!(workers[1].legs().len(), 4);
+    assert_eq!(fabric.rooms.lock().unwrap().len(), 3 + 1 + 2 + 2);
+    fabric.check();
+}
+
+/// A real one hangs: it asks for the prompt alone first, in the same room.
+#[tokio::test]
+async fn several_choices_are_those_of_one_worker() {
+    let bodies = [
         ("/generate", r#"{"text":"a","sampling_params":{"n":2}}"#),
         (
             "/generate",
             r#"{"input_ids":[[1],[2]],"sampling_params":{"n":2}}"#,
         ),
-        ("/generate", r#"{"text":null,"input_ids":[[1],[2]]}"#),
-        (COMPLETIONS, r#"{"model":"theirs","prompt":["a","b"]}"#),
         (CHAT, r#"{"model":"theirs","messages":[],"n":3}"#),
-    ] {
+    ];
+    let (router, workers, fabric) = fleet(&["prefill", "decode", ""]).await;
+    for (path, body) in bodies {
         let got = router.post(path, body).await;
         assert_eq!(got.status, 200, "{body}: {}", got.body);
     }
-    assert_eq!(workers[1].legs().len(), 7);
-    assert_eq!(
-        fabric.rooms.lock().unwrap().len(),
-        3 + 1 + 2 + 4 + 2 + 2 + 3
-    );
+    assert_eq!(workers[2].legs(), ["whole"; 3]);
+    fabric.check();
+
+    let (router, workers, fabric) = fleet(&["prefill", "decode"]).await;
+    for (path, body) in bodies {
+        let got = router.post(path, body).await;
+        assert_eq!(got.status, 400, "{body}: {}", got.body);
+        for said in ["several choices (n)", "add a worker without a role"] {
+            assert!(got.body.contains(said), "{}", got.body);
+        }
+    }
+    assert!(workers.iter().all(|worker| worker.legs().is_empty()));
     fabric.check();
 }
 

@@ -138,6 +138,11 @@ async fn meet(
 ) -> Result<(), Box<Response>> {
     let fabric = &worker.fabric;
     let path = worker.seen.lock().unwrap().last().unwrap().path.clone();
+    if choices(body) > 1 {
+        return Err(Box::new(
+            fabric.violation("choices of a room wait for ever"),
+        ));
+    }
     let (rooms, hosts, ports): (Vec<u64>, Vec<String>, Vec<u16>) = match sequences(&path, body) {
         None => {
             let one = body.read("bootstrap_room").zip(body.read("bootstrap_host"));
@@ -247,8 +252,7 @@ fn rank(
 
 /// `None`: a single sequence, else how many.
 fn sequences(path: &str, body: &Object) -> Option<usize> {
-    let native: Object = body.read("sampling_params").unwrap_or_default();
-    let n: usize = native.read("n").or(body.read("n")).unwrap_or(1);
+    let n = choices(body);
     let prompt = if path == "/generate" {
         "text"
     } else {
@@ -260,6 +264,11 @@ fn sequences(path: &str, body: &Object) -> Option<usize> {
         .map(|list| list.len());
     let listed = listed.or(ids);
     (listed.is_some() || n > 1).then(|| listed.unwrap_or(1) * n)
+}
+
+fn choices(body: &Object) -> usize {
+    let native: Object = body.read("sampling_params").unwrap_or_default();
+    native.read("n").or(body.read("n")).unwrap_or(1)
 }
 
 fn prefilled(body: &Object) -> Response {

@@ -161,7 +161,7 @@ async fn what_has_no_handoff_is_refused_where_roles_are_strict() {
             r#""messages":[],"tools":[{}],"tool_choice":"required""#,
             "a tool_choice that",
         ),
-        (CHAT, r#""messages":[],"n":2"#, "several choices or prompts"),
+        (CHAT, r#""messages":[],"n":2"#, "several choices (n)"),
     ];
     let strict = |tuning: &mut Tuning, _: &mut HttpSettings| tuning.policy.strict_roles = true;
     let (router, workers, fabric) = tuned(&["prefill", "decode"], strict).await;
