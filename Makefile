@@ -29,7 +29,7 @@ export ANNOUNCEMENT
 GENERATE := $(BIN)/python -m grpc_tools.protoc -I proto \
 	--python_out=python --pyi_out=python --grpc_python_out=python
 
-VLLM_MODEL := $(or $(TASUKI_CACHE),$(HOME)/.cache/tasuki)/models/smollm2-135m-instruct
+FOREIGN_MODEL := $(or $(TASUKI_CACHE),$(HOME)/.cache/tasuki)/models/smollm2-135m-instruct
 
 # What `make quick` leaves out, and the crates whose tests it runs: those without sockets.
 QUICK_MARKERS := not (system or interpreter or slow or long or gpu or cluster or upgrade)
@@ -42,7 +42,7 @@ CLUSTER_FEATURES := $(RUST_FEATURES),tasuki-router/kubernetes
 CLUSTER_TOOLS := $(or $(TASUKI_CLUSTER_TOOLS),$(HOME)/.cache/tasuki/cluster-tools)
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
-.PHONY: chaos cluster-tools fuzz fuzz-coverage test-all test-clients test-cluster test-kubernetes test-upgrade test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: chaos cluster-tools fuzz fuzz-coverage test-all test-clients test-cluster test-kubernetes test-sglang test-upgrade test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
@@ -126,10 +126,17 @@ test-cluster: setup-dev ## A Ray cluster in a network namespace (root), its log 
 
 test-vllm: ## Two real vLLM workers on the CPU behind the router, alone and split (3 GB, 5 minutes)
 	@tools/install_vllm.sh target/vllm
-	@[ -e $(VLLM_MODEL)/config.json ] || $(MAKE) model
+	@[ -e $(FOREIGN_MODEL)/config.json ] || $(MAKE) model
 	@cargo build --quiet -p tasuki-router --bin tasuki-router
-	@python3 tools/test_vllm.py --vllm target/vllm/venv/bin/vllm --model $(VLLM_MODEL) \
+	@python3 tools/test_vllm.py --vllm target/vllm/venv/bin/vllm --model $(FOREIGN_MODEL) \
 		--router target/debug/tasuki-router --logs target/vllm/logs | tee target/vllm/test.log
+
+test-sglang: ## Three real SGLang workers on the CPU behind the router, alone and split (7 GB, 10 minutes)
+	@tools/install_sglang.sh target/sglang
+	@[ -e $(FOREIGN_MODEL)/config.json ] || $(MAKE) model
+	@cargo build --quiet -p tasuki-router --bin tasuki-router
+	@python3 tools/test_sglang.py --python target/sglang/venv/bin/python --model $(FOREIGN_MODEL) \
+		--router target/debug/tasuki-router --logs target/sglang/logs | tee target/sglang/test.log
 
 cluster-tools: ## Helm and a Kubernetes control plane, built once (an hour of one core, 6 GB of caches, 430 MB kept)
 	@tools/build_cluster_tools.sh $(CLUSTER_TOOLS)
