@@ -79,6 +79,7 @@ impl FleetState {
         let engine = state.info.as_ref().map(|known| &known.peer.engine_id);
         let same = engine == Some(&info.peer.engine_id);
         if same {
+            self.models.learn_names(&info);
             self.set_info(key.worker, info);
             self.reindex(key.worker);
         }

@@ -48,6 +48,14 @@ impl Models {
         &self.adapters
     }
 
+    /// A worker that has joined may have other names and adapters than before.
+    pub(super) fn learn_names(&mut self, info: &WorkerInfo) {
+        if info.capabilities.payload == Payload::Opaque {
+            // A name of another kind of worker stays theirs.
+            let _ = self.of_opaque(info);
+        }
+    }
+
     /// The model that a worker serves.
     pub(super) fn of(&mut self, info: &WorkerInfo) -> Result<ModelId, JoinError> {
         match info.capabilities.payload {

@@ -21,12 +21,13 @@ pub struct Catalog {
     pub foreign: Arc<[ForeignModel]>,
     /// Models that SGLang workers serve, each with the identity of these workers.
     pub sglang: Vec<(ModelId, Identity)>,
-    /// Names of adapters, of all models, also of workers that are gone.
+    /// Names of adapters, of all models, also those that no worker has any more: a request for
+    /// one is never for its base.
     pub adapters: HashSet<String>,
 }
 
 impl Catalog {
-    fn of(state: &State) -> Self {
+    fn of<'a>(state: &'a State) -> Self {
         let mut catalog = Self::default();
         for worker in state.fleet.workers() {
             let Some((model, info)) = worker.model.zip(worker.info.as_ref()) else {
@@ -51,16 +52,25 @@ impl Catalog {
                 catalog.sglang.push(served);
             }
         }
+        let adapters = state.fleet.adapters();
+        let workers = state.fleet.workers();
+        let infos = workers.filter_map(|worker| worker.info.as_ref());
+        let names = |info: &'a WorkerInfo| {
+            let theirs = std::iter::once(&info.model).chain(&info.further_names);
+            theirs.chain(&info.adapters)
+        };
+        let held: HashSet<&String> = infos.flat_map(names).collect();
+        let served = |name: &&String| held.contains(name) || !adapters.contains(*name);
         let foreign = state.fleet.opaque_models().map(|(id, names)| ForeignModel {
             id,
-            names: names.to_vec(),
+            names: names.iter().filter(served).cloned().collect(),
             max_model_len: catalog
                 .limits(id)
                 .map(|limits| limits.max_model_len)
                 .filter(|length| *length != UNKNOWN_CONTEXT),
         });
         catalog.foreign = foreign.collect();
-        catalog.adapters.clone_from(state.fleet.adapters());
+        catalog.adapters.clone_from(adapters);
         catalog
     }
 

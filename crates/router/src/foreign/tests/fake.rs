@@ -86,6 +86,10 @@ pub struct Manner {
     pub lacks: Option<&'static str>,
     /// Decode computes prompts itself and says nothing.
     pub recomputes: bool,
+    /// That it has loaded.
+    pub adapters: Vec<&'static str>,
+    /// Nobody gets the list of its models.
+    pub models_fail: bool,
     pub health: u16,
     /// Characters of padding in each chunk.
     pub padding: usize,
@@ -108,6 +112,8 @@ impl Default for Manner {
             hangs: false,
             lacks: None,
             recomputes: false,
+            adapters: vec!["lora"],
+            models_fail: false,
             health: 200,
             padding: 0,
             pad: ".",
@@ -145,6 +151,8 @@ pub struct Worker {
     pub pulled: AtomicUsize,
     pub computed: AtomicUsize,
     pub flushed: AtomicUsize,
+    /// How often its models were asked for.
+    pub lists: AtomicUsize,
 }
 
 /// A listening worker. Dropped or killed: every connection breaks.
@@ -187,6 +195,7 @@ impl FakeWorker {
             pulled: AtomicUsize::new(0),
             computed: AtomicUsize::new(0),
             flushed: AtomicUsize::new(0),
+            lists: AtomicUsize::new(0),
         });
         let runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = { runtime }.worker_threads(1).enable_all().build().unwrap();

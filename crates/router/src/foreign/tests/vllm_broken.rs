@@ -1,6 +1,8 @@
 //! vLLM workers that are lost again and again, that fail every request, or that differ in their
 //! adapters.
 
+use std::sync::atomic::Ordering;
+
 use serde_json::json;
 
 use super::fake::{Fabric, MODEL, Worker};
@@ -145,6 +147,36 @@ fn with_adapter<const MODEL_NUMBER: u8>(worker: Arc<Worker>) -> axum::Router {
 }
 
 #[tokio::test]
+async fn adapters_that_are_loaded_and_unloaded_later_are_known() {
+    let (router, workers, _) = fleet(&[""]).await;
+    let lists = |name: &str| {
+        let foreign = router.app.foreign_models();
+        foreign[0].names.iter().any(|known| known == name)
+    };
+    let ask = async |model: &str| {
+        router
+            .post(COMPLETIONS, &STREAM.replace(MODEL, model))
+            .await
+    };
+    assert_eq!(ask("special").await.status, 404);
+    workers[0].set(|manner| manner.adapters = vec!["special"]);
+    until("the new adapter", || lists("special")).await;
+    assert_eq!(ask("special").await.status, 200);
+    let sent = workers[0].bodies().pop().expect("a request");
+    assert!(sent.contains(r#""model":"special""#), "{sent}");
+    assert!(!lists("lora"), "it is unloaded");
+    assert_eq!(ask("lora").await.status, 404);
+    workers[0].set(|manner| {
+        manner.adapters.clear();
+        manner.models_fail = true;
+    });
+    let answers = workers[0].worker.lists.load(Ordering::Relaxed);
+    let asked_again = || workers[0].worker.lists.load(Ordering::Relaxed) > answers + 1;
+    until("a list that fails", asked_again).await;
+    assert!(lists("special"), "its last list counts");
+}
+
+#[tokio::test]
 async fn a_worker_without_the_adapter_does_not_answer_as_its_base() {
     let fabric = Arc::new(Fabric::default());
     let with = FakeWorker::start("w0", "", &fabric, with_adapter::<0>);
@@ -175,13 +207,11 @@ async fn an_adapter_whose_workers_are_gone_is_not_answered_by_the_base() {
     router.until_up(1).await;
     let body = STREAM.replace(MODEL, "special");
     router.post(COMPLETIONS, &body).await;
+    let sent = without.bodies().pop().expect("a request");
+    assert!(sent.contains(r#""model":"special""#), "{sent}");
     router.service.registry().remove(tasuki_core::WorkerId(0));
-    router.post(COMPLETIONS, &body).await;
-    let bodies = without.bodies();
-    assert_eq!(bodies.len(), 2);
-    for body in bodies {
-        assert!(body.contains(r#""model":"special""#), "{body}");
-    }
+    assert_eq!(router.post(COMPLETIONS, &body).await.status, 404);
+    assert_eq!(without.bodies().len(), 1);
 }
 
 #[tokio::test]

@@ -45,11 +45,17 @@ async fn health(State(worker): State<Arc<Worker>>) -> StatusCode {
     StatusCode::from_u16(worker.manner().health).unwrap()
 }
 
-async fn models() -> axum::Json<Value> {
-    axum::Json(json!({"object": "list", "data": [
-        {"id": "lora", "parent": MODEL, "max_model_len": null},
-        {"id": MODEL, "parent": null, "max_model_len": CONTEXT},
-    ]}))
+async fn models(State(worker): State<Arc<Worker>>) -> Response {
+    worker.lists.fetch_add(1, Ordering::Relaxed);
+    let manner = worker.manner();
+    if manner.models_fail {
+        return error(500, "no list");
+    }
+    let adapters = manner.adapters.iter();
+    let adapter = |id| json!({"id": id, "parent": MODEL, "max_model_len": null});
+    let mut data: Vec<Value> = adapters.map(adapter).collect();
+    data.push(json!({"id": MODEL, "parent": null, "max_model_len": CONTEXT}));
+    axum::Json(json!({"object": "list", "data": data})).into_response()
 }
 
 async fn metrics(State(worker): State<Arc<Worker>>) -> String {
@@ -98,7 +104,8 @@ async fn complete(
         return answer;
     }
     let model: Option<String> = body.read("model");
-    if model.as_deref() != Some(MODEL) && model.as_deref() != Some("lora") {
+    let known = |name: &str| name == MODEL || worker.manner().adapters.contains(&name);
+    if !model.as_deref().is_some_and(known) {
         return error(404, &format!("The model `{model:?}` does not exist."));
     }
     // As of 0.32, which shortens a limit that the prompt leaves no room for.

@@ -17,6 +17,7 @@ mod prometheus;
 mod ranks;
 mod recomputed;
 mod release;
+mod scrape;
 mod sglang;
 mod vllm;
 mod watch;

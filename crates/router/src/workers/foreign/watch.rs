@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tasuki_core::{Role, WorkerId};
-use tasuki_flow::fleet::{JoinError, LoadReport, Silence};
+use tasuki_flow::fleet::{JoinError, LoadReport, Silence, WorkerInfo};
 use tasuki_flow::{LegEnd, LegSpec, Output, Peer, WorkerKey};
 use tasuki_wire::v1;
 use tokio::sync::{Notify, oneshot};
@@ -14,9 +14,10 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::client::Client;
 use super::exchange::Connections;
-use super::identify::{Found, Probe, ProbeError, Scrape};
+use super::identify::{Found, Probe, ProbeError};
 use super::leg::{self, Site};
 use super::recomputed::{KvLoads, KvSources, Recomputed};
+use super::scrape::Scrape;
 use crate::discovery::ForeignAddress;
 use crate::workers::connect::Liveness;
 use crate::workers::connection::Joined;
@@ -29,6 +30,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How often health and metrics are read.
 const LOOK: Duration = Duration::from_millis(500);
+/// So often is what it serves read: there may be thousands of adapters.
+const LOOKS_FOR_NAMES: u32 = 10;
 
 /// Why a worker does not join, or is given up.
 #[derive(Debug, thiserror::Error)]
@@ -159,6 +162,14 @@ impl Watch {
         }
     }
 
+    /// What takes long is done without: the worker is well, and must not look silent.
+    fn quick_probe(&self) -> Probe<'_> {
+        Probe {
+            limit: self.liveness.suspect_after / 2,
+            ..self.probe()
+        }
+    }
+
     async fn find_and_watch(&mut self) -> Result<Infallible, WatchError> {
         let Found {
             info,
@@ -186,7 +197,7 @@ impl Watch {
             _held: held,
         });
         let now = Instant::now();
-        let joined = self.registry.join(self.worker, info, link, now)?;
+        let joined = self.registry.join(self.worker, info.clone(), link, now)?;
         self.key = Some(joined.key);
         tracing::info!(
             worker = %self.worker,
@@ -200,7 +211,7 @@ impl Watch {
         self.take(&joined, &site, &scrape, Vec::new());
         tokio::select! {
             biased;
-            error = self.look(&joined, &site, scrape.started) => error,
+            error = self.look(&joined, &site, scrape.started, info) => error,
             _ = let_go => Err(WatchError::Removed),
         }
     }
@@ -211,17 +222,26 @@ impl Watch {
         joined: &Joined,
         site: &Site,
         started: Option<f64>,
+        mut info: WorkerInfo,
     ) -> Result<Infallible, WatchError> {
         let quick = (self.liveness.suspect_after / 4).max(Duration::from_millis(10));
         let mut ticks = interval(LOOK.min(quick));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks = 0u32;
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = site.doubts.notified() => {}
             }
             site.connections.close_idle(tokio::time::Instant::now());
-            let mut health = std::pin::pin!(self.observe(joined, site, started));
+            looks = looks.wrapping_add(1);
+            let mut health = std::pin::pin!(async {
+                self.observe(joined, site, started).await?;
+                match looks % LOOKS_FOR_NAMES {
+                    0 => self.read_names(joined, &mut info).await,
+                    _ => Ok(()),
+                }
+            });
             // A worker that does not answer is suspected while it is asked.
             loop {
                 tokio::select! {
@@ -249,12 +269,7 @@ impl Watch {
         }
         self.report(joined, None, None);
         let ended = site.loads.take_ended();
-        // Metrics that take long are done without: the worker is well, and must not look silent.
-        let quick = Probe {
-            limit: self.liveness.suspect_after / 2,
-            ..self.probe()
-        };
-        let scrape = quick.scrape().await;
+        let scrape = self.quick_probe().scrape().await;
         if let (Some(before), Some(now)) = (started, scrape.started)
             && (now - before).abs() > 1.0
         {
@@ -262,6 +277,33 @@ impl Watch {
         }
         self.take(joined, site, &scrape, ended);
         Ok(())
+    }
+
+    /// Adapters are loaded and unloaded while it serves. A worker that does not tell has those
+    /// that it had.
+    async fn read_names(&self, joined: &Joined, info: &mut WorkerInfo) -> Result<(), WatchError> {
+        let names = match self.quick_probe().names().await {
+            Ok(names) => names,
+            Err(error) => {
+                tracing::debug!(worker = %self.worker, %error, "its models are not known anew");
+                return Ok(());
+            }
+        };
+        if names.model != info.model {
+            return Err(WatchError::Restarted);
+        }
+        if (&names.further, &names.adapters) == (&info.further_names, &info.adapters) {
+            return Ok(());
+        }
+        (info.further_names, info.adapters) = (names.further, names.adapters);
+        tracing::info!(
+            worker = %self.worker,
+            address = self.address.authority,
+            adapters = info.adapters.len(),
+            "the worker's adapters have changed",
+        );
+        let known = self.registry.on_info(joined.key, info.clone());
+        known.then_some(()).ok_or(WatchError::Removed)
     }
 
     fn take(&self, joined: &Joined, site: &Site, scrape: &Scrape, ended: Vec<KvSources>) {
