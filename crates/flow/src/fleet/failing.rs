@@ -12,16 +12,22 @@ use crate::worker_ref::WorkerKey;
 impl FleetState {
     /// What a leg's end shows of its worker. Call it before [`FleetState::on_ended`].
     ///
-    /// KV that is lost is the fault of either side. Both are counted, unless the prefill
-    /// worker is away or silent: a side that is well has successes with others in between.
+    /// KV that is lost, and a handshake that is refused, are the fault of either side. Both are
+    /// counted, unless the prefill worker is away or silent: a side that is well has successes
+    /// with others in between.
     pub fn on_outcome(&mut self, key: WorkerKey, slot: LegSlot, end: &LegEnd) {
-        if end.reason == LegEndReason::KvLost {
-            self.on_kv_lost(key, slot);
-            return;
-        }
         let Some(state) = self.connected(key) else {
             return;
         };
+        let of_handoff = match end.reason {
+            LegEndReason::KvLost => true,
+            LegEndReason::Failed => end.failure == FailureKind::Transport && state.hands_over(slot),
+            _ => false,
+        };
+        if of_handoff {
+            self.on_kv_lost(key, slot);
+            return;
+        }
         state.on_shown(slot, shown(end, state.hands_over(slot)));
         let issuer = state.issuer_of(slot);
         self.reindex(key.worker);

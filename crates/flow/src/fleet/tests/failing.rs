@@ -180,6 +180,32 @@ fn lost_kv_counts_against_both_sides_but_only_the_one_at_fault_stays_out() {
     assert_eq!(view(&fleet, 1).health, Health::Ready);
 }
 
+/// A decode worker whose handshake a prefill worker refuses says FAILED, not KV_LOST.
+#[test]
+fn a_prefill_worker_that_fits_no_other_stays_out_and_not_those_that_it_refuses() {
+    let (mut fleet, keys) = joined(4);
+    let from = |prefill: u32| LegSpec {
+        handoff: Some(Handoff::With(info(&format!("engine-{prefill}")).peer)),
+        ..spec(LegKind::Decode, 10)
+    };
+    let refused = end(R::Failed, FailureKind::Transport);
+    let good = end(R::Finished, FailureKind::Device);
+    for decode in [1, 3, 1] {
+        leg_ends(&mut fleet, keys[decode], &from(0), &refused);
+        leg_ends(&mut fleet, keys[decode], &from(2), &good);
+    }
+    let health = [0, 1, 2, 3].map(|id| view(&fleet, id).health);
+    use Health::{Failing, Ready};
+    assert_eq!(health, [Failing, Ready, Ready, Ready]);
+    // A failure to compute is the decode worker's own.
+    for _ in 0..3 {
+        let broken = end(R::Failed, FailureKind::Device);
+        leg_ends(&mut fleet, keys[1], &from(2), &broken);
+    }
+    let health = [1, 2].map(|id| view(&fleet, id).health);
+    assert_eq!(health, [Failing, Ready]);
+}
+
 #[test]
 fn a_prefill_workers_trial_lasts_until_its_kv_is_handed_over() {
     let (mut fleet, keys) = joined(2);
