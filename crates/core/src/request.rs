@@ -66,6 +66,16 @@ impl Indivisible {
     pub fn bars(self, handoff: HandoffKind) -> bool {
         handoff == HandoffKind::Ticket || matches!(self, Self::EchoLogprobs | Self::Choices)
     }
+
+    /// The field that asks for it, if it is one.
+    pub fn param(self) -> Option<&'static str> {
+        match self {
+            Self::EchoLogprobs => Some("echo"),
+            Self::ForcedCall => Some("tool_choice"),
+            Self::CutPrompt => Some("truncate_prompt_tokens"),
+            Self::PromptLogprobs | Self::BeyondContext | Self::Sequences => None,
+        }
+    }
 }
 
 impl fmt::Display for Indivisible {

@@ -122,8 +122,12 @@ pub enum ServeError {
         over_share: bool,
     },
     /// 400: the request can never run here.
-    #[error("{0}")]
-    Rejected(String),
+    #[error("{message}")]
+    Rejected {
+        message: String,
+        /// The field at fault, where it is known.
+        param: Option<&'static str>,
+    },
     /// The same of an opaque request: the worker's own answer, for the client as it is.
     #[error("the worker rejected the request")]
     Answered(Opaque),
@@ -137,7 +141,7 @@ impl ServeError {
     pub fn kind(&self) -> FailureKind {
         match self {
             Self::Unavailable { .. } | Self::Overloaded { .. } => FailureKind::Overload,
-            Self::Rejected(_) | Self::Answered(_) => FailureKind::Client,
+            Self::Rejected { .. } | Self::Answered(_) => FailureKind::Client,
             Self::Failed { kind, .. } => *kind,
         }
     }

@@ -71,6 +71,15 @@ impl NoPlacement {
         )
     }
 
+    /// The field of a request that has to change, if it is one.
+    pub fn param(self) -> Option<&'static str> {
+        match self {
+            NoPlacement::TooManyChoices { .. } => Some("n"),
+            NoPlacement::NoHandoff { why, .. } => why.param(),
+            _ => None,
+        }
+    }
+
     /// Whether the request is beyond what workers take.
     pub fn is_limit(self) -> bool {
         matches!(

@@ -306,9 +306,9 @@ impl From<ServeError> for ApiError {
                 retry_after_s,
                 over_share,
             },
-            ServeError::Rejected(message) => Self::Invalid {
+            ServeError::Rejected { message, param } => Self::Invalid {
                 message,
-                param: None,
+                param: param.map(str::to_owned),
                 code: None,
             },
             // Its request goes another way, see `foreign`.

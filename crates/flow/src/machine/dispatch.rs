@@ -60,7 +60,10 @@ impl Machine {
                     }));
                 }
                 Err(reason) if !reason.may_pass() => {
-                    self.end(Some(ServeError::Rejected(reason.to_string())));
+                    self.end(Some(ServeError::Rejected {
+                        message: reason.to_string(),
+                        param: reason.param(),
+                    }));
                 }
                 Err(reason) => self.wait_for_workers(group, since, reason, now),
             }

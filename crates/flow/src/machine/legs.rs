@@ -35,7 +35,10 @@ impl Machine {
             return;
         }
         if ended.reason.is_failure() && ended.failure.retry() == Retry::Never {
-            let rejected = || ServeError::Rejected(ended.message.clone());
+            let rejected = || ServeError::Rejected {
+                message: ended.message.clone(),
+                param: None,
+            };
             let answer = ended.answer.clone().map(ServeError::Answered);
             self.end(Some(answer.unwrap_or_else(rejected)));
             return;

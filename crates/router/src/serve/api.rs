@@ -24,7 +24,7 @@ pub fn outcome_of(error: &ServeError) -> Outcome {
     match error {
         ServeError::Unavailable { .. } => Outcome::Unavailable,
         ServeError::Overloaded { .. } => Outcome::Refused,
-        ServeError::Rejected(_) | ServeError::Answered(_) => Outcome::Rejected,
+        ServeError::Rejected { .. } | ServeError::Answered(_) => Outcome::Rejected,
         ServeError::Failed { .. } => Outcome::Failed,
     }
 }

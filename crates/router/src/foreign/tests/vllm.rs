@@ -159,7 +159,7 @@ async fn what_has_no_handoff_is_refused_where_roles_are_strict() {
         (
             CHAT,
             r#""messages":[],"tools":[{}],"tool_choice":"required""#,
-            "a tool_choice that",
+            r#""param":"tool_choice""#,
         ),
         (CHAT, r#""messages":[],"n":2"#, "several choices (n)"),
     ];

@@ -162,7 +162,10 @@ async fn a_stream_that_waits_sends_its_headers_and_comments() {
 
 #[tokio::test]
 async fn an_error_before_the_first_heartbeat_has_its_status() {
-    let generator = FakeGenerator::new(|_| vec![Event::Failed(ServeError::Rejected("no".into()))]);
+    let generator = FakeGenerator::new(|_| {
+        let (message, param) = ("no".to_owned(), None);
+        vec![Event::Failed(ServeError::Rejected { message, param })]
+    });
     let app = app(Arc::new(generator));
     let answer = post(&app, PATH, json!({"prompt": "x", "stream": true})).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);

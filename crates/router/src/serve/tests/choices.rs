@@ -1,6 +1,7 @@
 //! Requests of many choices, and workers that generate few sequences at once.
 
 use super::*;
+use crate::error::ApiError;
 
 /// Mixed workers that tell these limits of sequences.
 async fn workers_of(limits: &[u32]) -> (Service, Vec<FakeWorker>, Vec<Session>) {
@@ -33,11 +34,12 @@ async fn they_go_to_a_worker_that_generates_so_many() {
 async fn more_than_any_worker_generates_are_refused_before_a_leg_is_sent() {
     let (service, _workers, mut sessions) = workers_of(&[16, 64]).await;
     let end = read_all(service.generate(of_choices(100), Instant::now())).await;
-    let Err(ServeError::Rejected(message)) = end.end else {
-        panic!("{:?}", end.end)
-    };
+    let error = ApiError::from(end.end.expect_err("too many"));
+    assert_eq!(error.status(), 400);
+    let error = error.body().error;
+    assert_eq!(error.param.as_deref(), Some("n"));
     assert_eq!(
-        message,
+        error.message,
         "n is 100, and workers that take 23 tokens generate at most 64 choices of one request: \
          lower n to 64, and send the rest as further requests"
     );

@@ -147,7 +147,7 @@ async fn a_device_failure_is_retried_and_a_client_failure_is_not() {
     let generating = service.generate(generation(1), Instant::now());
     let id = sessions[0].submit().await.request_id;
     failed(&sessions[0], &id, v1::FailureKind::FailureClient);
-    let Err(ServeError::Rejected(message)) = read_all(generating).await.end else {
+    let Err(ServeError::Rejected { message, .. }) = read_all(generating).await.end else {
         panic!("a client's failure is the client's to mend")
     };
     assert_eq!(message, "as the worker says");

@@ -10,7 +10,7 @@ use crate::sampling::TokenLogprob;
 fn a_rejection_reaches_the_client_with_the_workers_message() {
     let mut case = Case::plain(&[Ok((0, 1))], &[]);
     case.ended(leg(0, 0), R::Rejected);
-    let Some(ServeError::Rejected(message)) = case.error() else {
+    let Some(ServeError::Rejected { message, .. }) = case.error() else {
         panic!("{:?}", case.error())
     };
     assert_eq!(message, "said the worker");

@@ -68,7 +68,7 @@ fn what_is_too_large_is_the_clients_error() {
         limit_tokens: 16,
     };
     let case = Case::plain(&[Err(too_large)], &[]);
-    let Some(ServeError::Rejected(message)) = case.error() else {
+    let Some(ServeError::Rejected { message, .. }) = case.error() else {
         panic!("{:?}", case.error())
     };
     assert!(message.contains("18") && message.contains("16"));
@@ -83,7 +83,7 @@ fn too_many_choices_are_the_clients_error_with_value_limit_and_remedy() {
     };
     let case = Case::plain(&[Err(too_many)], &[]);
     assert_eq!(case.dispatched(), []);
-    let Some(ServeError::Rejected(message)) = case.error() else {
+    let Some(ServeError::Rejected { message, .. }) = case.error() else {
         panic!("{:?}", case.error())
     };
     assert!(message.starts_with("n is 100, "), "{message}");
