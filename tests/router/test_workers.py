@@ -117,7 +117,7 @@ def test_the_admin_api_drains_a_worker_and_sets_its_role(
     assert answer.timings["prefill_worker"] == answer.timings["decode_worker"] == "1"
     assert admin.post("/workers/0/undrain").json()["state"] == "ready"
     for role in ("mixed", "prefill"):  # the second one puts it back for other tests
-        assert admin.post("/workers/0/role", json={"role": role}).status_code == 202
+        assert admin.post("/workers/0/role", json={"role": role}).status_code in (200, 202)
         wait_for("role", [role, "decode"])
     admin.close()
     client.close()

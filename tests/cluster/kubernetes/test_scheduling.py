@@ -90,7 +90,7 @@ def test_a_worker_changes_its_role_under_load(installed: Install) -> None:
         load.await_ended(4)
         moved = ready("prefill")[0]["id"]
         ordered = admin.post(f"/workers/{moved}/role", json={"role": "decode"})
-        assert ordered.status_code == 202, ordered.text
+        assert ordered.status_code in (200, 202), ordered.text
         cluster.await_condition(lambda: len(ready("decode")) == 2, "two of decode")
         assert cluster.router_metric("tasuki_worker_up", role="decode") == 2
         load.await_ended(8)
