@@ -204,8 +204,8 @@ fn api_keys(args: &RouterArgs) -> Result<Option<Arc<ApiKeys>>, KeysError> {
     }
     let keys = Arc::new(ApiKeys::new(variable.as_deref())?);
     if let Some(path) = file {
-        keys.read(path)?;
-        tokio::spawn(keep_reading(Arc::clone(&keys), path.to_owned()));
+        let text = keys.read(path)?;
+        tokio::spawn(keep_reading(Arc::clone(&keys), path.to_owned(), text));
     }
     Ok(Some(keys))
 }

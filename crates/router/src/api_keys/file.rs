@@ -47,29 +47,30 @@ pub(super) struct Line {
 }
 
 impl ApiKeys {
-    /// Takes the keys of a file, which may change later: see [`keep_reading`].
+    /// Takes the keys of a file, and gives back its text, which may change later: see
+    /// [`keep_reading`].
     ///
     /// # Errors
     /// [`KeysError`]; the keys stay as they were.
-    pub fn read(&self, path: &Path) -> Result<(), KeysError> {
+    pub fn read(&self, path: &Path) -> Result<String, KeysError> {
         let text = text_of(path)?;
         self.replace(parse(path, &text)?);
-        Ok(())
+        Ok(text)
     }
 }
 
-/// Reads the file again when its text changes. While it has an error, the keys that were
-/// valid before stay so, and also until it was read twice with the same text: one that is being
-/// written lacks keys.
-pub async fn keep_reading(keys: Arc<ApiKeys>, path: PathBuf) -> Infallible {
+/// Reads the file again when its text is not the one that was `taken`. While it has an error, the
+/// keys that were valid before stay so, and also until it was read twice with the same text: one
+/// that is being written lacks keys.
+pub async fn keep_reading(keys: Arc<ApiKeys>, path: PathBuf, mut taken: String) -> Infallible {
     let mut ticks = interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut taken, mut before) = (None, None);
+    let mut before = None;
     let mut logged = String::new();
     loop {
         ticks.tick().await;
         let text = match text_of(&path) {
-            Ok(text) if taken.as_ref() == Some(&text) => {
+            Ok(text) if taken == text => {
                 logged.clear();
                 before = None;
                 continue;
@@ -85,7 +86,7 @@ pub async fn keep_reading(keys: Arc<ApiKeys>, path: PathBuf) -> Infallible {
             Ok((text, lines)) => {
                 tracing::info!(keys = lines.len(), "API keys read again");
                 keys.replace(lines);
-                taken = Some(text);
+                taken = text;
                 logged.clear();
             }
             Err(error) if logged == error.to_string() => {}

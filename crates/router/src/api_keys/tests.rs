@@ -142,8 +142,8 @@ async fn a_changed_file_is_read_again_and_a_broken_one_is_not() {
     let path = folder.path().join("keys");
     std::fs::write(&path, format!("a {}\n", hex("tk-a"))).unwrap();
     let keys = Arc::new(ApiKeys::new(None).unwrap());
-    keys.read(&path).unwrap();
-    let reading = tokio::spawn(keep_reading(Arc::clone(&keys), path.clone()));
+    let text = keys.read(&path).unwrap();
+    let reading = tokio::spawn(keep_reading(Arc::clone(&keys), path.clone(), text));
     let wait = async |key: &str, valid: bool| {
         let holds = async {
             while tenant(&keys, &format!("Bearer {key}")).is_ok() != valid {
@@ -174,8 +174,8 @@ async fn a_file_that_is_being_written_is_not_taken() {
     let line = format!("a {}\n", hex("tk-a"));
     std::fs::write(&path, &line).unwrap();
     let keys = Arc::new(ApiKeys::new(None).unwrap());
-    keys.read(&path).unwrap();
-    let reading = tokio::spawn(keep_reading(Arc::clone(&keys), path.clone()));
+    let taken = keys.read(&path).unwrap();
+    let reading = tokio::spawn(keep_reading(Arc::clone(&keys), path.clone(), taken));
     let mut text = String::new();
     for _ in 0..25 {
         std::fs::write(&path, &text).unwrap();
@@ -187,6 +187,20 @@ async fn a_file_that_is_being_written_is_not_taken() {
 }
 
 #[tokio::test]
+async fn a_file_that_stays_as_it_was_is_not_taken_again() {
+    let (lines, _guard) = Lines::keep("info", AccessLog::Off);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    std::fs::write(&path, format!("a {}\n", hex("tk-a"))).unwrap();
+    let keys = Arc::new(ApiKeys::new(None).unwrap());
+    let text = keys.read(&path).unwrap();
+    let reading = tokio::spawn(keep_reading(Arc::clone(&keys), path.clone(), text));
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    reading.abort();
+    assert_eq!(lines.text(), "");
+}
+
+#[tokio::test]
 async fn an_error_that_comes_again_is_logged_again() {
     let (lines, _guard) = Lines::keep("info", AccessLog::Off);
     let logged = |text: &str, times: usize| lines.text().matches(text).count() == times;
@@ -195,7 +209,7 @@ async fn an_error_that_comes_again_is_logged_again() {
     let good = format!("a {}\n", hex("tk-a"));
     std::fs::write(&path, &good).unwrap();
     let keys = Arc::new(ApiKeys::new(None).unwrap());
-    let reading = tokio::spawn(keep_reading(keys, path.clone()));
+    let reading = tokio::spawn(keep_reading(keys, path.clone(), String::new()));
     until("the keys", || logged("API keys read again", 1)).await;
     for times in 1..3 {
         std::fs::write(&path, "nonsense\n").unwrap();
