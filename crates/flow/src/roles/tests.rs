@@ -1,6 +1,7 @@
 //! The balancer on workers made by hand.
 
 mod lengths;
+mod small;
 
 use std::time::Duration;
 
