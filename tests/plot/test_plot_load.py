@@ -91,7 +91,8 @@ def test_a_folder_of_other_things(tmp_path: Path) -> None:
 def test_other_files_beside_results_are_skipped(tmp_path: Path) -> None:
     written(tmp_path, batch_result(), "batch.json")
     other = written(tmp_path, {"a": 1})
-    assert load([Source(tmp_path)]).skipped == (other,)
+    (tmp_path / "batch.log").write_text("what the run printed\n", encoding="utf-8")
+    assert load([Source(tmp_path)]).skipped == (other,), "a run's own log is no stranger"
 
 
 def test_words_of_the_command_line(tmp_path: Path) -> None:

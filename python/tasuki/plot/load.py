@@ -37,7 +37,9 @@ _READERS: tuple[tuple[Callable[[dict[str, Any]], bool], _Read], ...] = tuple(
 )
 # Read together with the results beside them, or not needed for pictures.
 _PARTS = ("experiment_metadata.json", "sweep.json", *evalscope.PARTS)
-_SUFFIXES = (".json", ".jsonl", ".csv", ".log")
+# A request log of the router, or what a run printed.
+_RUNS_LOG = ".log"
+_SUFFIXES = (".json", ".jsonl", ".csv", _RUNS_LOG)
 _KNOWN = (
     "tasuki bench, a request log, vllm bench serve, SGLang bench_serving, genai-bench, evalscope"
     " and AIPerf"
@@ -90,7 +92,7 @@ def load(sources: Sequence[Source]) -> Results:
             items = _read(path, source)
             if items is None and path == source.path:
                 raise ResultFileError(path, f"is not a result of {_KNOWN}")
-            if items is None and path.name not in _PARTS:
+            if items is None and path.name not in _PARTS and path.suffix != _RUNS_LOG:
                 skipped.append(path)
             found += [_said(item, source) for item in items or ()]
     if not found:
@@ -122,7 +124,7 @@ def _read(path: Path, source: Source) -> list[_Item] | None:
         return list(aiperf.read_csv(path, label)) if aiperf.is_summary_csv(path) else None
     if request_log.is_log(path):
         return list(request_log.read(path, label))
-    if path.suffix == ".log":
+    if path.suffix == _RUNS_LOG:
         return None
     objects = _objects(path)
     for recognises, read in _READERS:
