@@ -226,6 +226,7 @@ def test_another_number_of_workers() -> None:
         ({"on": "ray", "worker_host": "0.0.0.0"}, "leave it out"),
         ({"worker_cpus": 2}, "give --on ray"),
         ({"topology": Topology().spread_as(["spread"])}, "give --on ray"),
+        ({"topology": Topology().spread_as(["pack"])}, "give --on ray"),
     ],
 )
 def test_places_that_do_not_fit_are_refused(settings: dict[str, Any], says: str) -> None:

@@ -27,14 +27,14 @@ class Topology:
         prefill: Workers that prefer prefill.
         decode: Workers that prefer decode.
         mixed: Workers that do both.
-        spread: One of `SPREADS` for all workers together (`ALL_ROLES`), or by role; means
-            nothing on one machine.
+        spread: One of `SPREADS` for all workers together (`ALL_ROLES`), or by role; for a Ray
+            cluster.
     """
 
     prefill: int = 1
     decode: int = 1
     mixed: int = 0
-    spread: tuple[tuple[str, str], ...] = ((ALL_ROLES, "pack"),)
+    spread: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for role, how in self.spread:
@@ -77,7 +77,7 @@ class Topology:
         spread = tuple((role if equals else ALL_ROLES, how) for role, equals, how in pairs)
         if len(dict(spread)) < len(spread):
             raise TopologyError(f"--spread is given twice for one role: {spread}; keep one")
-        return replace(self, spread=spread or self.spread)
+        return replace(self, spread=spread)
 
     @property
     def workers(self) -> int:
@@ -264,9 +264,8 @@ class ServeConfig:
             return
         if self.on != LOCAL:
             raise LaunchError(f"--on is {self.on!r}: use local, ray or ray://HOST:PORT")
-        is_spread = self.topology.spread != Topology().spread
         is_divided = any(count > 1 for _, count in self.hosts)
-        if self.worker_cpus is not None or is_spread or is_divided:
+        if self.worker_cpus is not None or self.topology.spread or is_divided:
             raise LaunchError(
                 "--spread, --hosts-* and --worker-cpus divide a Ray cluster: give --on ray too"
             )
