@@ -176,6 +176,34 @@ async fn adapters_that_are_loaded_and_unloaded_later_are_known() {
     assert!(lists("special"), "its last list counts");
 }
 
+/// Two names of one model, in another order each time.
+fn in_any_order(worker: Arc<Worker>) -> axum::Router {
+    let asked = Arc::clone(&worker);
+    let models = async move || {
+        let turn = asked.lists.fetch_add(1, Ordering::Relaxed);
+        let mut names = [MODEL, "other"];
+        names.rotate_left(turn % 2);
+        axum::Json(json!({"data": names.map(|id| json!({"id": id}))}))
+    };
+    axum::Router::new()
+        .route("/v1/models", axum::routing::get(models))
+        .fallback_service(vllm_routes(worker))
+}
+
+#[tokio::test]
+async fn names_in_another_order_are_the_same() {
+    let (lines, _guard) = Lines::keep("info", AccessLog::Off);
+    let worker = FakeWorker::start("w0", "", &Arc::new(Fabric::default()), in_any_order);
+    let router = Router::start(&[url(&worker)]).await;
+    let lists = || worker.worker.lists.load(Ordering::Relaxed);
+    until("further lists", || lists() >= 4).await;
+    assert_eq!(router.metric("tasuki_worker_up{"), 1.0);
+    let logged = lines.text();
+    for said in ["worker lost", "have changed"] {
+        assert!(!logged.contains(said), "{logged}");
+    }
+}
+
 #[tokio::test]
 async fn a_worker_without_the_adapter_does_not_answer_as_its_base() {
     let fabric = Arc::new(Fabric::default());

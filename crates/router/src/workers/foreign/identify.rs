@@ -216,7 +216,11 @@ fn names(mut models: Vec<Model>) -> Option<Names> {
     models.retain(|model| model.id != base.id);
     let (adapters, further): (Vec<_>, Vec<_>) =
         models.into_iter().partition(|model| model.parent.is_some());
-    let ids = |models: Vec<Model>| models.into_iter().map(|model| model.id).collect();
+    let ids = |models: Vec<Model>| {
+        let mut ids: Vec<String> = models.into_iter().map(|model| model.id).collect();
+        ids.sort(); // in any order they are the same
+        ids
+    };
     Some(Names {
         model: base.id,
         further: ids(further),

@@ -282,7 +282,7 @@ impl Watch {
     /// Adapters are loaded and unloaded while it serves. A worker that does not tell has those
     /// that it had.
     async fn read_names(&self, joined: &Joined, info: &mut WorkerInfo) -> Result<(), WatchError> {
-        let names = match self.quick_probe().names().await {
+        let mut names = match self.quick_probe().names().await {
             Ok(names) => names,
             Err(error) => {
                 tracing::debug!(worker = %self.worker, %error, "its models are not known anew");
@@ -290,7 +290,9 @@ impl Watch {
             }
         };
         if names.model != info.model {
-            return Err(WatchError::Restarted);
+            let known = names.further.iter_mut().find(|name| **name == info.model);
+            std::mem::swap(known.ok_or(WatchError::Restarted)?, &mut names.model);
+            names.further.sort();
         }
         if (&names.further, &names.adapters) == (&info.further_names, &info.adapters) {
             return Ok(());
