@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tasuki.bench import between_timer
 from tasuki.bench.between_timer import Report, between_s, lone_requests, medians, period_s
 from tasuki.bench.errors import RunFailedError
 from tasuki.v1 import worker_pb2 as pb
@@ -70,11 +70,25 @@ def test_the_median_is_of_the_loads_in_which_there_is_something() -> None:
 STEP_S = 0.2
 
 
+class Clock:
+    """Goes by what is slept, however long a busy machine takes."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
 class Stream:
     """A worker's answers: two sequences decode beside `lone` requests, `STEP_S` each."""
 
-    def __init__(self, lone: int, queue_s: float, prefill_s: float) -> None:
+    def __init__(self, clock: Clock, lone: int, queue_s: float, prefill_s: float) -> None:
         self.sent: SimpleQueue[Any] = SimpleQueue()
+        self._clock = clock
         self._lone = lone
         self._timings = pb.LegTimings(queue_s=queue_s, prefill_s=prefill_s)
 
@@ -87,7 +101,7 @@ class Stream:
             submit = self._submitted()
             assert (len(submit.prompt_tokens), submit.sampling.max_tokens) == (64, 1)
             yield self._step()
-            time.sleep(STEP_S)
+            self._clock.sleep(STEP_S)
             yield self._step(submit.request_id)
         yield self._step(beside[0])
 
@@ -101,26 +115,35 @@ class Stream:
         return pb.WorkerMessage(step=pb.StepReport(ended=ends))
 
 
-def test_messages_take_what_the_workers_account_leaves_of_a_lone_request() -> None:
-    stream = Stream(lone=3, queue_s=0.05, prefill_s=0.1)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(between_timer, "time", made)
+    return made
+
+
+def test_messages_take_what_the_workers_account_leaves_of_a_lone_request(clock: Clock) -> None:
+    stream = Stream(clock, lone=3, queue_s=0.05, prefill_s=0.1)
     found = list(lone_requests(iter(stream), stream.sent, 2))
+    assert [seen.messages_s for seen in found] == [pytest.approx(0.05)] * 3
     assert [(seen.worker_s, seen.context) for seen in found] == [(pytest.approx(0.15), 9.0)] * 3
-    assert all(0.05 <= seen.messages_s < STEP_S for seen in found)
 
 
-def test_lone_requests_come_in_all_parts_of_a_step_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
-    stream = Stream(lone=48, queue_s=0.0, prefill_s=0.0)
+def test_lone_requests_come_in_all_parts_of_a_step_alike(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart: list[float] = []
+    monkeypatch.setattr(clock, "sleep", apart.append)
+    stream = Stream(clock, lone=48, queue_s=0.0, prefill_s=0.0)
     assert len(list(lone_requests(iter(stream), stream.sent, 2))) == 48
-    apart = [seconds for seconds in slept if seconds != STEP_S]
     for step_s in (0.003, 0.006, 0.007):
-        quarters = Counter(int(seconds % step_s / step_s * 4) for seconds in apart)
+        ours = [seconds for seconds in apart if seconds != STEP_S]
+        quarters = Counter(int(seconds % step_s / step_s * 4) for seconds in ours)
         assert all(8 <= quarters[quarter] <= 16 for quarter in range(4)), step_s
 
 
-def test_a_worker_that_ends_its_stream_is_named() -> None:
-    stream = Stream(lone=0, queue_s=0.0, prefill_s=0.0)
+def test_a_worker_that_ends_its_stream_is_named(clock: Clock) -> None:
+    stream = Stream(clock, lone=0, queue_s=0.0, prefill_s=0.0)
     messages = (message for message in stream if not message.step.ended)
     with pytest.raises(RunFailedError, match="ended its stream"):
         list(lone_requests(messages, stream.sent, 2))
