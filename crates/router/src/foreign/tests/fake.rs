@@ -317,32 +317,27 @@ impl Worker {
         }
         let options: Object = body.read("stream_options").unwrap_or_default();
         let usage = options.read("include_usage") == Some(true);
-        let mut chunks = shape.opening();
-        for at in 0..tokens {
-            if manner.error_after.is_some_and(|(after, _)| after == at) {
-                break;
-            }
-            let pad = manner.pad.repeat(manner.padding);
-            chunks.push(shape.chunk(start + at, at + 1 == tokens, &pad));
-        }
-        let opening = chunks.len() - tokens.min(chunks.len());
-        match manner.error_after {
-            Some((_, code)) => {
-                let error = shape.error(code);
-                chunks.push(format!("data: {error}\n\n"));
-            }
-            None if usage => chunks.push(shape.usage(tokens)),
-            None => {}
-        }
-        chunks.push("data: [DONE]\n\n".to_owned());
+        let opening = shape.opening();
+        let first = opening.len();
+        let end = match manner.error_after {
+            Some((_, code)) => Some(format!("data: {}\n\n", shape.error(code))),
+            None => usage.then(|| shape.usage(tokens)),
+        };
+        let told = manner
+            .error_after
+            .map_or(tokens, |(after, _)| after.min(tokens));
+        let pad = manner.pad.repeat(manner.padding);
+        // Made one by one: thousands take a busy machine longer than a worker may be silent.
+        let chunks = (0..told).map(move |at| shape.chunk(start + at, at + 1 == tokens, &pad));
+        let chunks = opening.into_iter().chain(chunks).chain(end);
+        let chunks = chunks.chain(["data: [DONE]\n\n".to_owned()]).map(Some);
         let worker = Arc::clone(self);
-        let chunks = chunks.into_iter().map(Some);
         let broken = manner.breaks.then_some(None);
         let stream = futures::stream::iter(chunks.chain(broken).enumerate());
         let stream = stream.then(move |(at, chunk)| {
             let (worker, _open) = (Arc::clone(&worker), &open);
             async move {
-                let stops = || worker.manner().pause_after.map(|after| opening + after);
+                let stops = || worker.manner().pause_after.map(|after| first + after);
                 while stops().is_some_and(|stops| at >= stops) {
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
