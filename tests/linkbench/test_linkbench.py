@@ -142,8 +142,7 @@ signal.pause()
         source, port = map(int, reader.stdout.readline().split())
         assert psutil.pid_exists(source) and port > 0
         reader.terminate()
-    psutil.wait_procs([psutil.Process(source)] if psutil.pid_exists(source) else [], timeout=30)
-    assert not psutil.pid_exists(source)
+    until(lambda: not psutil.pid_exists(source), "the end of the source")
 
 
 def test_ctrl_c_is_for_the_reader_alone() -> None:
