@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -24,6 +25,10 @@ struct Server {
 
 /// A server whose answers never end.
 async fn start(change: impl FnOnce(&mut ConnectionLimits)) -> Server {
+    start_on(TcpListener::bind("127.0.0.1:0").await.unwrap(), change)
+}
+
+fn start_on(listener: TcpListener, change: impl FnOnce(&mut ConnectionLimits)) -> Server {
     let generator = Arc::new(FakeGenerator::new(|_| {
         let endless = (0..10_000).map(|_| Event::Tokens {
             choice: 0,
@@ -33,7 +38,6 @@ async fn start(change: impl FnOnce(&mut ConnectionLimits)) -> Server {
         });
         endless.collect()
     }));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let mut limits = ConnectionLimits {
         max_connections: 8,
@@ -138,8 +142,14 @@ async fn connections_beyond_the_limit_are_answered_once() {
 
 #[tokio::test]
 async fn a_client_that_stops_reading_loses_its_connection_and_its_place() {
-    let server = start(|limits| limits.client_stall = Duration::from_millis(100)).await;
-    let mut stream = server.connect().await;
+    // With buffers of the system's own sizes a busy machine takes long to fill them.
+    let [listening, socket] = [(); 2].map(|()| TcpSocket::new_v4().unwrap());
+    listening.set_send_buffer_size(1 << 14).unwrap();
+    socket.set_recv_buffer_size(1 << 14).unwrap();
+    listening.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let stall = |limits: &mut ConnectionLimits| limits.client_stall = Duration::from_millis(100);
+    let server = start_on(listening.listen(8).unwrap(), stall);
+    let mut stream = socket.connect(server.address).await.unwrap();
     let request = post("{\"prompt\": \"x\", \"stream\": true}", "");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut first = [0; 12];
@@ -175,12 +185,10 @@ async fn a_client_that_waits_for_tokens_is_not_slow() {
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut buffer = vec![0; 1 << 20];
     // Everything there is, and then nothing for several times the limits.
-    loop {
-        let read = timeout(Duration::from_millis(300), stream.read(&mut buffer));
-        match read.await {
-            Ok(read) => assert_ne!(read.unwrap(), 0, "the connection was closed"),
-            Err(_) => break,
-        }
+    let mut wait = LONG;
+    while let Ok(read) = timeout(wait, stream.read(&mut buffer)).await {
+        assert_ne!(read.unwrap(), 0, "the connection was closed");
+        wait = Duration::from_millis(300);
     }
     assert!(!server.generator.started.lock().unwrap()[0].0.is_closed());
 }
