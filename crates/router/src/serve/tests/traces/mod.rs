@@ -95,7 +95,7 @@ async fn split(sessions: &mut [Session]) {
     decode.submit().await;
     prefill.output(&id, 0, &[97], F::FinishNone);
     let timings = LegTimings {
-        queue_s: 0.5,
+        queue_s: 500.0,
         prefill_s: 0.25,
         ..Default::default()
     };
@@ -109,7 +109,7 @@ async fn split(sessions: &mut [Session]) {
         transfer_bytes: 4_096,
         transfer_descriptors: 3,
         transport: "nixl-ucx/tcp".to_owned(),
-        decode_s: 0.125,
+        decode_s: 125.0,
         ..Default::default()
     };
     decode.ended(&id, R::LegEndFinished, timings);
@@ -156,7 +156,7 @@ async fn a_split_request_is_one_trace_of_the_clients() {
         assert_eq!(leg.events[0].name, "first_output");
         assert_eq!(error(leg), None);
     }
-    assert_eq!(float(&prefill, "tasuki.queue_s"), 0.5);
+    assert_eq!(float(&prefill, "tasuki.queue_s"), 500.0);
     assert_eq!(float(&prefill, "tasuki.prefill_s"), 0.25);
     assert!(value(&prefill.attributes, "tasuki.transfer_bytes").is_none());
     assert_eq!(float(&decode, "tasuki.transfer_s"), 0.002);
@@ -166,7 +166,7 @@ async fn a_split_request_is_one_trace_of_the_clients() {
     assert_eq!(number(&decode, "tasuki.transfer_descriptors"), 3);
     assert_eq!(text(&decode, "tasuki.transport"), "nixl-ucx/tcp");
     assert!(value(&prefill.attributes, "tasuki.transport").is_none());
-    assert_eq!(float(&decode, "tasuki.decode_s"), 0.125);
+    assert_eq!(float(&decode, "tasuki.decode_s"), 125.0);
 
     let placement = collector.span("tasuki.placement");
     let why = text(&placement, "tasuki.placement.why");
