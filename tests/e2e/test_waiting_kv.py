@@ -14,6 +14,7 @@ from support.waiting import until
 from tasuki.v1 import worker_pb2 as pb
 
 WAITING = 6
+LEASE_S = 120  # KV is waited for twice as long, and so beyond the end of the test
 LONG, SHORT = 1_500, 20
 ASKED = 60
 
@@ -37,8 +38,8 @@ def wait_at(worker: WorkerStream, peer: WorkerStream, tokens: int) -> None:
 def test_a_router_places_by_the_kv_that_anothers_sequences_wait_with(
     tiny_model: Path, deploy: Callable[[Options], Deployment]
 ) -> None:
-    memory = ("--kv-memory", "64000000", "--max-model-len", "2048")
-    system = deploy(Options(tiny_model, mixed=2, worker=memory))
+    worker = ("--kv-memory", "64000000", "--max-model-len", "2048", "--lease-s", str(LEASE_S))
+    system = deploy(Options(tiny_model, mixed=2, worker=worker))
     heard: queue.Queue[Any] = queue.Queue()
 
     def streams() -> list[WorkerStream]:
