@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tasuki.kv.digest import Seal, Values, column_keys, row_keys
+from tasuki.kv.digest import DigestCheck, Seal, UnitDigests, Values, column_keys, row_keys
 from tasuki.kv.digester import Digester
+from tasuki.v1 import kv_pb2 as pb
 
 SEAL = Seal.of(bytes(range(16)), "r.0", 4, 1)
 
@@ -100,3 +101,52 @@ def test_samples_are_the_same_for_both_sides_and_one_in_sixteen() -> None:
     assert 800 < len(chosen) < 1_200  # of 16,000
     assert sample.chosen(0, 32_000, 64_000) == [token for token in chosen if token >= 32_000]
     assert SEAL.chosen(0, 8, 17) == [8, 12, 16]
+
+
+def test_workers_of_every_version_have_the_same_digests() -> None:
+    """They compare them: another value is a change of the protocol."""
+    values = digests(make_pool(), [0], 4)
+    assert values.tolist() == [[0x626BF8BB6A94587C, 0x3611C7F64BDDFF73, 0x69B3ABF4B47D79F9]]
+    sealed = SEAL.sealed(values, 1, [4], 2)
+    assert sealed.tolist() == [[0xF4DA54BA1BDB7347, 0xE2BB928BEE7F6FE9, 0x77893E1A19EE1539]]
+
+
+def told(tokens: list[int], values: Values, first_token: int = 0) -> pb.Digests:
+    """What the prefill worker says of units of 4 tokens, of group 0."""
+    message = pb.Digests(first_token=first_token, end_token=tokens[-1] + 4)
+    sealed = SEAL.sealed(values, 0, tokens, 0).astype("<u8").tobytes()
+    message.groups.add(group=0, tokens=tokens, values=sealed)
+    return message
+
+
+VALUES = np.array([[3, 5], [7, 9]], dtype=np.uint64)  # of two units, two heads
+
+
+def test_a_unit_that_lacks_a_digest_of_either_side_is_wrong() -> None:
+    check = DigestCheck(SEAL)
+    assert check.choose(0, 0, 8, [70, 90]) == [70, 90]
+    check.arrived([UnitDigests(0, [70], VALUES[:1])])
+    assert check.hear(told([0, 4], VALUES)) == ""
+    assert (check.told, check.wrong()) == (8, [(0, 4)]), "nothing of unit 90 arrived"
+    check.arrived([UnitDigests(0, [90], VALUES[1:])])
+    assert check.wrong() == []
+    untold = DigestCheck(SEAL)
+    untold.choose(0, 0, 8, [70, 90])
+    untold.arrived([UnitDigests(0, [70, 90], VALUES)])
+    assert untold.hear(told([0], VALUES[:1])) == ""
+    assert untold.wrong() == [(0, 4)], "nothing was said of unit 90"
+
+
+def test_digests_with_a_gap_before_them_are_left_to_be_said_again() -> None:
+    check = DigestCheck(SEAL)
+    assert check.hear(told([4], VALUES[1:], first_token=4)) == ""
+    assert check.told == 0
+    assert check.hear(told([0], VALUES[:1])) == ""
+    assert check.told == 4
+
+
+@pytest.mark.parametrize("size", [0, 7, 24])
+def test_digests_of_another_size_are_refused(size: int) -> None:
+    message = told([0, 4], VALUES)
+    message.groups[0].values = bytes(size)
+    assert f"sent {size} bytes of digests for 2 units" in DigestCheck(SEAL).hear(message)
