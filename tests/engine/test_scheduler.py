@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasuki.engine.api import Leg, RequestSpec, SamplingParams
+from tasuki.engine.api import Leg, RequestSpec, SamplingParams, TokenLogprob
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
 from tasuki.engine.config import EngineConfig
@@ -24,11 +24,12 @@ class Bench:
         self.config = EngineConfig(**({"max_batched_tokens": 16} | values | settings))  # type: ignore[arg-type]
         self.pool = BlockPool(self.config.num_blocks, PrefixCache())
         self.counters = EngineCounters()
-        budget = Budget(self.config, self.pool)
+        self.budget = budget = Budget(self.config, self.pool)
         self.queues = Queues(self.config, self.pool)
         self.scheduler = Scheduler(self.config, self.pool, budget, self.queues, self.counters)
         self.arrivals = 0
         self.rates = StepRates()
+        self.now_s = 0.0
 
     def add(
         self,
@@ -58,7 +59,7 @@ class Bench:
         return plan
 
     def plan(self, *, ahead: bool = False) -> StepPlan:
-        plan = self.scheduler.plan(0.0, self.rates, ahead=ahead)
+        plan = self.scheduler.plan(self.now_s, self.rates, ahead=ahead)
         assert plan is not None
         return plan
 
@@ -283,3 +284,69 @@ def test_a_scored_prompt_goes_on_beside_any_number_of_decodes():
     scored = bench.add(300, Leg.PREFILL, prompt_logprobs=20)
     bench.step()
     assert scored.computed == bench.config.block_size
+
+
+def test_a_prompt_is_not_admitted_to_the_blocks_that_decodes_grow_into():
+    bench = Bench(max_batched_tokens=256)
+    bench.add(58), bench.add(58)
+    bench.step()
+    assert bench.pool.available == 2
+    late = bench.add(5)
+    for _ in range(4):
+        bench.step()
+    assert (late.stage, bench.counters.preemptions) == (Stage.WAITING, 0)
+
+
+@pytest.mark.parametrize("scored", [None, 0])
+def test_a_prompt_that_gave_way_counts_as_when_it_began(scored: int | None):
+    bench = Bench(max_batched_tokens=8)
+    bench.add(3)
+    bench.step()
+    prompt = bench.add(40, prompt_logprobs=scored)
+    others = bench.pool.allocate(bench.pool.available - 11)
+    bench.now_s = 1.0
+    bench.step()
+    if prompt.request.prompt_logprobs is not None:
+        prompt.request.prompt_logprobs.append(TokenLogprob(1, 0.0, 1, ()))
+    while bench.counters.preemptions == 0:
+        bench.step()
+    assert (prompt.stage, prompt.computed) == (Stage.WAITING, 0)
+    bench.pool.release(others)
+    bench.now_s = 5.0
+    bench.plan()
+    assert prompt.computed == (32 if scored is None else 0), "cached by itself"
+    assert (prompt.request.cached_tokens, prompt.request.scheduled_s) == (0, 1.0)
+    assert prompt.request.prompt_logprobs == (None if scored is None else [])
+
+
+def test_a_pulled_request_that_gives_way_leaves_no_copies_behind():
+    bench = Bench()
+    a = bench.add(10, Leg.DECODE)
+    bench.step()
+    forks = [bench.queues.fork(a, choice) for choice in (1, 2)]
+    for fork in forks:
+        bench.queues.start_decode(fork)
+    others = bench.pool.allocate(bench.pool.available - 1)  # enough for one copy of two
+    plan = bench.plan()
+    assert plan.returned == [a.request]
+    assert (plan.rows, plan.copies) == ([], [])
+    bench.pool.check([others])
+
+
+def test_a_step_ahead_does_not_grow_into_promised_blocks():
+    bench = Bench()
+    bench.add(12)
+    bench.queues.launched(bench.plan())
+    bench.budget.reserved_blocks = bench.pool.available
+    assert bench.scheduler.plan(0.0, bench.rates, ahead=True) is None
+    bench.budget.reserved_blocks -= 1
+    assert bench.plan(ahead=True).rows
+
+
+def test_the_youngest_gives_way_before_promised_blocks_are_taken():
+    bench = Bench()
+    first, second = bench.add(8), bench.add(8)
+    bench.step()
+    bench.budget.reserved_blocks = bench.pool.available
+    assert rows(bench.step()) == [(first, 1)]
+    assert (second.stage, bench.counters.preemptions) == (Stage.WAITING, 1)
