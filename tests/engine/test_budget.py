@@ -94,6 +94,14 @@ def test_colocated_requests_respect_the_running_limit():
     assert len(rig.ended) == 4
 
 
+def test_a_request_of_several_choices_is_not_overtaken_by_single_ones():
+    rig = make_rig(num_blocks=256, max_running_requests=2, max_batched_tokens=256)
+    for name, choices in (("running", (0,)), ("pair", (0, 1)), ("single", (0,))):
+        rig.engine.submit(spec(name, range(8), choices=choices))
+    rig.drain()
+    assert list(rig.ended) == ["running", "pair", "single"]
+
+
 def test_legs_that_wait_for_credit_do_not_count_all_that_are_held(monkeypatch: pytest.MonkeyPatch):
     def looks(waiting: int) -> int:
         rig = make_rig(num_blocks=400, max_batched_tokens=64)

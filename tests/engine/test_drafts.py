@@ -203,6 +203,8 @@ def test_an_answer_ends_inside_a_draft(oracle: Oracle, at: int) -> None:
         upto = at + 1 if finish is FinishReason.LENGTH else tokens.index(tokens[at]) + 1
         assert rig.tokens("a") == tokens[:upto]
         assert rig.finish("a") is finish
+        counters = rig.engine.counters()
+        assert counters.accepted_draft_tokens == counters.draft_tokens, "all are right"
 
 
 def test_cached_prefixes_hold_nothing_of_rejected_drafts(oracle: Oracle) -> None:

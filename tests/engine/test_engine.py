@@ -58,7 +58,7 @@ def test_second_request_reuses_the_prefix_of_the_first():
         rig.drain()
     assert rig.tokens("a") == rig.tokens("b")
     assert rig.outputs["a", 0][0].cached_prompt_tokens == 0
-    assert rig.outputs["b", 0][0].cached_prompt_tokens == 20
+    assert [o.cached_prompt_tokens for o in rig.outputs["b", 0]] == [20, *[0] * 7], "told once"
     assert rig.engine.counters().prompt_tokens_cached == 20
     assert rig.engine.counters().prompt_tokens_computed == 22
 
@@ -367,3 +367,20 @@ def test_timings_and_load_tell_what_happened():
     assert last.duration_s > 0
     timings = rig.ended["a"].timings
     assert min(timings.prefill_s, timings.first_decode_s, timings.decode_s) > 0
+
+
+def test_the_phases_of_a_request_follow_one_another(monkeypatch: pytest.MonkeyPatch):
+    rig = make_rig()
+    now_s = [0.0]
+    monkeypatch.setattr(rig.engine, "_clock", lambda: now_s[0])
+    rig.engine.submit(spec("a", range(12), max_tokens=5))
+    ended_s = {}
+    while "a" not in rig.ended:
+        now_s[0] += 2.0
+        for output in rig.step().outputs:
+            ended_s[output.position] = now_s[0]
+    timings = rig.ended["a"].timings
+    assert timings.queue_s == 2.0
+    assert timings.queue_s + timings.prefill_s == ended_s[0]
+    assert timings.first_decode_s == ended_s[1] - ended_s[0]
+    assert timings.decode_s == ended_s[4] - ended_s[1] > 0

@@ -17,7 +17,7 @@ from tasuki.engine.api import (
     LegTimings,
     RequestSpec,
 )
-from tasuki.engine.errors import UnknownRequestError
+from tasuki.engine.errors import FailureKind, UnknownRequestError
 
 
 def pulled(rig: Rig, request: RequestSpec, tokens: dict[int, int]) -> Assignment:
@@ -121,15 +121,28 @@ def test_pulled_blocks_serve_the_next_request_here():
     assert rig.tokens("b") == expected(again, 0, 64)[0]
 
 
-def test_first_token_that_finished_is_repeated_with_its_reason():
+@pytest.mark.parametrize(("token", "finish"), [(5, FinishReason.STOP), (6, FinishReason.LENGTH)])
+def test_first_token_that_finished_is_repeated_with_its_reason(token: int, finish: FinishReason):
     rig = make_rig()
     request = spec("a", range(9), leg=Leg.DECODE, stop_token_ids=frozenset({5}))
     rig.engine.submit(request)
     assert rig.engine.assign("a") is not None
-    rig.engine.start_decode("a", [FirstToken(0, 5, True)], LegTimings())
+    rig.engine.start_decode("a", [FirstToken(0, token, True)], LegTimings())
     rig.drain()
-    assert (rig.tokens("a"), rig.finish("a")) == ([5], FinishReason.STOP)
+    assert (rig.tokens("a"), rig.finish("a")) == ([token], finish)
     assert rig.ended["a"].reason is LegEndReason.FINISHED
+
+
+@pytest.mark.parametrize("tokens", [[VOCAB], [3, 3]], ids=["no token", "one choice twice"])
+def test_first_tokens_that_no_model_draws_fail_the_request(tokens: list[int]):
+    rig = make_rig()
+    rig.engine.submit(spec("a", range(9), leg=Leg.DECODE))
+    assert rig.engine.assign("a") is not None
+    firsts = [FirstToken(0, token, False) for token in tokens]
+    rig.engine.start_decode("a", firsts, LegTimings())
+    rig.drain()
+    assert rig.ended["a"].failure is FailureKind.TRANSPORT
+    assert ("a", 0) not in rig.outputs
 
 
 def test_ended_decode_leg_leaves_its_targets_quarantined():
