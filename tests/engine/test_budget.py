@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_fakes import make_rig, spec
 
-from tasuki.engine.api import Leg
+from tasuki.engine.api import FirstToken, Leg, LegEndReason, LegTimings
 from tasuki.engine.request import SequenceState
 
 
@@ -100,6 +100,62 @@ def test_a_request_of_several_choices_is_not_overtaken_by_single_ones():
         rig.engine.submit(spec(name, range(8), choices=choices))
     rig.drain()
     assert list(rig.ended) == ["running", "pair", "single"]
+
+
+def pulls(rig, tokens, *names):
+    """DECODE legs of so many tokens, each prompt another one."""
+    for name in names:
+        prompt = [ord(name[0]) % 48] * tokens
+        rig.engine.submit(spec(name, prompt, leg=Leg.DECODE, max_tokens=1, tenant=name))
+
+
+def start(rig, name, tokens):
+    """A pulled request generates."""
+    rig.engine.submit(spec(name, [7] * tokens, leg=Leg.DECODE, tenant=name))
+    assert rig.engine.assign(name) is not None
+    rig.engine.start_decode(name, [FirstToken(0, 1, False)], LegTimings())
+
+
+def test_quarantined_blocks_count_as_pulled():
+    rig = make_rig(num_blocks=64)  # pulls may come to 48
+    pulls(rig, 63, "lost", "a", "b", "c")
+    blocks = rig.engine.assign("lost").parts[0].blocks
+    rig.engine.end_decode_leg("lost", LegEndReason.KV_LOST, quarantine=blocks)
+    assert credit_all(rig, ["a", "b", "c"]) == ["a", "b"]
+    rig.engine.free_quarantined(blocks)
+    assert credit_all(rig, ["c"]) == ["c"]
+
+
+@pytest.mark.parametrize(("waits", "credits"), [(True, ["a", "b"]), (False, ["a", "b", "c"])])
+def test_credits_leave_own_work_that_waits_a_request_of_maximal_length(waits, credits):
+    rig = make_rig(num_blocks=64)
+    start(rig, "pulled", 59)  # 15 blocks, and one to grow into
+    if waits:
+        rig.engine.submit(spec("own", [2] * 20))
+    pulls(rig, 63, "a", "b", "c")
+    assert credit_all(rig, ["a", "b", "c"]) == credits
+
+
+def test_what_is_promised_is_not_assigned_to_another():
+    rig = make_rig(num_blocks=47)
+    rig.engine.submit(spec("cached", range(40), max_tokens=1))
+    rig.drain()  # its 10 blocks can be evicted
+    start(rig, "p", 60)  # 15 blocks
+    start(rig, "q", 60)
+    pulls(rig, 24, "promised")  # 7 blocks, of 17
+    assert credit_all(rig, ["promised"]) == ["promised"]
+    rig.engine.submit(spec("same", range(41), leg=Leg.DECODE))  # 11 blocks, of which 10 are here
+    pulls(rig, 44, "other")  # 11 blocks
+    assert rig.engine.assign("same") is None
+    assert rig.engine.assign("other") is None
+    assert rig.engine.assign("promised") is not None
+
+
+def test_pulls_that_are_assigned_leave_own_work_a_request_of_maximal_length():
+    rig = make_rig(num_blocks=40)  # 16 blocks each at most
+    pulls(rig, 63, "a", "b")
+    assert rig.engine.assign("a") is not None
+    assert rig.engine.assign("b") is None
 
 
 def test_legs_that_wait_for_credit_do_not_count_all_that_are_held(monkeypatch: pytest.MonkeyPatch):

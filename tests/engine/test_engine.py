@@ -172,6 +172,7 @@ def test_output_ends_at_max_model_len():
         (spec("a", []), ["0 tokens"]),
         (spec("a", [1, VOCAB]), [str(VOCAB)]),
         (spec("a", [1], choices=range(200)), ["200", "128"]),
+        (spec("a", [1], resumed=[2, VOCAB]), [str(VOCAB)]),
         (spec("a", [1], resumed=[1, 2, 3], max_tokens=3), ["3"]),
         (spec("a", [1], resumed=[1], choices=(0, 1)), ["2 choices"]),
         (spec("a", [1], logit_bias={VOCAB: 1.0}), [str(VOCAB)]),
