@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from engine_fakes import Rig, expected, make_rig
+from engine_fakes import Rig, expected, make_rig, spec
 from engine_relay import Relay
 from support import searches
 from test_engine_random import MAX_LEN, random_spec
@@ -14,6 +14,7 @@ from test_engine_random import MAX_LEN, random_spec
 from tasuki.engine import prefix_cache
 from tasuki.engine.api import RequestSpec
 from tasuki.engine.block_hash import extend_hashes, root_hash, token_array
+from tasuki.engine.cache_groups import CacheGroup
 from tasuki.engine.prefix_cache import HeldChunks, PrefixCache, blocks_of_chunk, chunk_name
 
 BLOCK_SIZE = 4
@@ -118,6 +119,18 @@ def test_forgotten_and_evicted_chunks_are_dropped():
     cache.evict()
     assert cache.chunks.take_changes() == {0: False, 2: False}
     assert cache.chunk_names(10) == [1]
+    cache.clear()
+    assert cache.chunks.take_changes() == {1: False}
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_chunk_is_told_once_however_many_groups_keep_it():
+    groups = (CacheGroup((0,)), CacheGroup((1,), 64))
+    rig = make_rig(groups=groups)
+    rig.engine.submit(spec("a", range(4 * CHUNK_BLOCKS * BLOCK_SIZE), max_tokens=1))
+    rig.drain()
+    chunks = rig.engine.cache.chunks
+    assert (len(chunks), len(chunks.take_changes() or ())) == (4, 4)
 
 
 class Listener:

@@ -64,6 +64,14 @@ def test_uniform_numbers_of_many_are_those_of_each():
     assert uniforms(keys).tolist() == [uniform(*key) for key in keys]
 
 
+def test_a_draw_is_the_number_of_its_seed_choice_and_position():
+    """A request that goes on elsewhere draws the same."""
+    for seed, choice, position in ((0, 0, 0), (5, 0, 0), (5, 3, 0), (5, 3, 2)):
+        one = draw(choice, (9,) * position, seed=seed, temperature=1.0)
+        wanted = int(uniform(seed, choice, position) * 1024)
+        assert tokens_of(torch.zeros(1, 1024), [one]) == [wanted]
+
+
 def test_greedy_takes_the_largest(logits):
     assert tokens_of(logits, [draw()]) == [int(logits.argmax())]
 
@@ -119,6 +127,11 @@ def test_min_p_is_relative_to_the_likeliest(logits):
     probabilities = logits.softmax(-1)[0]
     allowed = (probabilities >= 0.2 * probabilities.max()).nonzero()[:, 0].tolist()
     assert set(histogram(logits, min_p=0.2)) == set(allowed)
+
+
+@pytest.mark.parametrize("others", [{"top_k": 150}, {"top_p": 0.99}])
+def test_min_p_holds_beside_other_filters(logits, others):
+    assert set(histogram(logits, min_p=0.2, **others)) == set(histogram(logits, min_p=0.2))
 
 
 def test_min_p_of_one_leaves_the_likeliest(logits):
@@ -227,6 +240,15 @@ def test_logprobs_are_of_the_raw_distribution(logits):
     assert entry.rank == int((wanted > wanted[9]).sum()) + 1
     assert [t for t, _ in entry.top] == wanted.topk(4).indices.tolist()
     assert [v for _, v in entry.top] == pytest.approx(wanted.topk(4).values.tolist(), abs=1e-5)
+
+
+def test_logprobs_are_those_of_the_draws_row(logits):
+    both = torch.cat([logits, logits.flip(-1)])
+    tokens, entries = sample(both, [1, 0, 1], [draw(logprobs=0) for _ in range(3)])
+    assert tokens == both[[1, 0, 1]].argmax(-1).tolist()
+    wanted = both.log_softmax(-1).max().item()
+    assert [entry.logprob for entry in entries] == pytest.approx([wanted] * 3, abs=1e-5)
+    assert [entry.rank for entry in entries] == [1] * 3
 
 
 def test_rows_that_are_not_finite_are_found():
