@@ -24,7 +24,7 @@ EXTRAS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.5},
     {"frequency_penalty": -0.5, "presence_penalty": 1.0, "repetition_penalty": 0.75},
     {"logit_bias": {3: 2.0, 49: -100.0}},
-    {"min_tokens": 5, "stop_token_ids": frozenset({1, 2, 10**6})},
+    {"min_tokens": 2, "stop_token_ids": frozenset({1, 2, 10**6})},
     {"repetition_penalty": 2.0, "logit_bias": {0: 1.0}, "min_tokens": 3},
 ]
 
@@ -145,7 +145,7 @@ def test_a_fork_counts_apart() -> None:
     assert not found[0].equal(found[1])
 
 
-def test_a_step_that_raises_leaves_no_token_counted_twice(
+def test_a_step_that_raises_leaves_every_token_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = random.Random(3)
@@ -156,7 +156,7 @@ def test_a_step_that_raises_leaves_no_token_counted_twice(
     sequence.tokens.append(7)
     draw = Draw.next(sequence, 0)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(ours, "_add", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        patch.setattr(penalties, "upload", lambda *_: (_ for _ in ()).throw(MemoryError()))
         ours.adjust(logits, [0], [draw], None)
     [found] = ours.adjust(logits, [0], [draw], None)
     torch.testing.assert_close(found, wanted(logits[0], sequence, draw.position))
