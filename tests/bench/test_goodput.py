@@ -143,6 +143,17 @@ def test_a_run_is_judged_by_its_bound(met: int, total: int, verdict: Verdict) ->
     assert judge(SearchSettings(), outcomes) is verdict
 
 
+def test_late_requests_in_a_row_count_for_less_than_as_many_apart() -> None:
+    outcomes = [index % 250 < 240 for index in range(500)]  # 96%
+    assert judge(SearchSettings(), outcomes) is Verdict.UNDECIDED
+    random.Random(0).shuffle(outcomes)
+    assert judge(SearchSettings(), outcomes) is Verdict.MEETS
+
+
+def test_every_bound_of_a_search_has_its_share_of_the_error() -> None:
+    assert SearchSettings(confidence=0.9, max_probes=5, looks=2).error == pytest.approx(0.01)
+
+
 def test_runs_last_long_enough_at_high_rates_and_double() -> None:
     config = SearchSettings(min_requests=100, min_probe_s=20.0)
     assert [config.requests(1.0, look) for look in range(3)] == [100, 200, 400]

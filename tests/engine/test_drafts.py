@@ -233,6 +233,27 @@ def test_scarce_blocks_shorten_drafts_and_preempt_nobody_for_them(oracle: Oracle
     assert rig.engine.counters().accepted_draft_tokens > 10
 
 
+@pytest.mark.parametrize("oracle", [1.0], indirect=True)
+def test_drafts_keep_to_the_tokens_of_a_step_and_to_blocks_that_are_not_promised(
+    oracle: Oracle,
+) -> None:
+    rig = make_rig(num_blocks=34, draft_tokens=6, max_batched_tokens=12)
+    made = [spec(f"r{i}", range(i, i + 4), max_tokens=20) for i in range(3)]
+    for request in made:
+        oracle.knows(request)
+        rig.engine.submit(request)
+    rig.step()
+    pool, budget = rig.engine._pool, rig.engine._budget
+    budget.reserved_blocks = promised = pool.available - 3  # those that the rows themselves take
+    rig.step()
+    assert pool.available == promised
+    budget.reserved_blocks = 0
+    rig.drain()
+    assert_all_as_expected(rig, made)
+    assert rig.engine.counters().accepted_draft_tokens > 10
+    assert rig.model.largest_batch <= 12
+
+
 @pytest.mark.search
 @pytest.mark.parametrize("seed", searches.seeds(6))
 def test_handed_over_answers_are_those_without_drafts(oracle: Oracle, seed: int) -> None:

@@ -66,6 +66,16 @@ def test_without_decodes_a_step_is_as_long_as_it_may_be():
     assert tokens(config(), rates(50.0), decodes=0, backlog=5_000) == 50
     assert tokens(config(longest_step_s=0.2), rates(50.0), decodes=0, backlog=9) == 10
     assert tokens(config(), rates(60_000.0), decodes=0, backlog=5_000) == 2_048
+    assert tokens(config(), rates(100.0), decodes=0, backlog=5_000) == 64, "no longer than a second"
+
+
+def test_beside_decodes_a_step_is_no_longer_either():
+    bounds = config(itl_target_s=10.0, longest_step_s=0.2)
+    assert tokens(bounds, rates(900.0, 0.04), decodes=3, backlog=500) == 192  # 3 + 180
+
+
+def test_all_decodes_are_in_a_step_however_many():
+    assert tokens(config(max_batched_tokens=32), rates(900.0, 0.04), decodes=60, backlog=9) == 60
 
 
 def test_the_first_chunk_is_small_since_nothing_is_measured():

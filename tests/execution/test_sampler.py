@@ -244,11 +244,12 @@ def test_logprobs_are_of_the_raw_distribution(logits):
 
 def test_logprobs_are_those_of_the_draws_row(logits):
     both = torch.cat([logits, logits.flip(-1)])
-    tokens, entries = sample(both, [1, 0, 1], [draw(logprobs=0) for _ in range(3)])
+    tokens, entries = sample(both, [1, 0, 1], [draw(logprobs=count) for count in (0, 4, 2)])
     assert tokens == both[[1, 0, 1]].argmax(-1).tolist()
     wanted = both.log_softmax(-1).max().item()
     assert [entry.logprob for entry in entries] == pytest.approx([wanted] * 3, abs=1e-5)
     assert [entry.rank for entry in entries] == [1] * 3
+    assert [len(entry.top) for entry in entries] == [0, 4, 2], "as many as each wants"
 
 
 def test_rows_that_are_not_finite_are_found():
