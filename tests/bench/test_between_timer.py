@@ -44,6 +44,9 @@ def test_only_steps_of_this_batch_that_follow_one_another_count() -> None:
     assert between_s([*joining, *steady], 4) == pytest.approx(0.001)
     # A step between them was lost, and what came before it is too short.
     assert between_s([*reports(5, 0.5), *reports(20, 0.001, first=9)], 4) == pytest.approx(0.001)
+    # Another sequence was decoded with them, and got no token that is told here.
+    beside = [replace(report, sequences=5) for report in reports(20, 0.5)]
+    assert between_s(beside, 4) is None
     assert between_s(reports(6, 0.001), 4) is None
     assert between_s(reports(20, 0.001), 8) is None
     assert between_s([], 1) is None

@@ -61,6 +61,7 @@ def test_the_block_of_the_result_file_counts_all_ranks() -> None:
     assert "hosts" not in block
     divided = Target("hosts", Topology(1, 2, 0), (("tp-prefill", 2), ("hosts-prefill", 2)))
     assert divided.describe(8)["hosts"] == {"prefill": 2, "decode": 1, "mixed": 1}
+    assert target.describe(machine_gpus=2)["gpus"] == 2, "workers may share them"
     assert target.describe(machine_gpus=0)["gpus"] == 0
     assert Target("cpu", Topology(1, 1, 0), (("device", "cpu"),)).describe(8)["gpus"] == 0
 
