@@ -159,6 +159,17 @@ mod tests {
     }
 
     #[test]
+    fn no_outlier_is_taken_for_a_deviation_and_no_ratio_is_beyond_measure() {
+        let mut correction = Correction::new(TPOT_KEPT);
+        tenths(200).for_each(|now| correction.learn(1.0, 1.0, now));
+        correction.learn(1.0, 3.0, Duration::from_secs(20));
+        let p95 = correction.p95_of(1.0);
+        assert!((1.05..1.3).contains(&p95), "{p95}");
+        tenths(400).for_each(|now| correction.learn(1.0, 1_000.0, now));
+        assert_eq!((correction.of(2.0), correction.p95_of(2.0)), (16.0, 16.0));
+    }
+
+    #[test]
     fn prompts_between_tokens_do_not_slow_split_requests() {
         let mut corrections = Corrections::new(TPOT_KEPT);
         tenths(100).for_each(|now| corrections.learn(false, 1.0, 2.0, now));

@@ -77,5 +77,9 @@ mod tests {
         assert!((1.55..1.75).contains(&token_s(false, now)));
         assert_eq!(token_s(true, now), 1.0);
         assert!(token_s(false, now + Duration::from_secs(10)) < 1.02);
+        // However many prompts come, tokens are not forecast to be slower than that.
+        (0..1_000).for_each(|_| load.let_in(&forecast(false), || 2, now));
+        let most = load.with_prompts(forecast(false), now).step_s;
+        assert!((4.99..5.01).contains(&most), "{most}");
     }
 }

@@ -209,3 +209,53 @@ impl Queue {
         Some(waiting)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn push(queue: &mut Queue, id: u64, tenant: &str, work_s: f64) {
+        queue.push(Waiting {
+            id: EntrantId(id),
+            entrant: Entrant {
+                view: RequestView::new(1, 1),
+                tenant: tenant.into(),
+                priority: 0,
+                arrived: Duration::ZERO,
+            },
+            forecast: Forecast {
+                work_s,
+                ..Forecast::default()
+            },
+            is_new: true,
+        });
+    }
+
+    fn order(queue: &Queue) -> Vec<u64> {
+        queue.iter().map(|waiting| waiting.id.0).collect()
+    }
+
+    #[test]
+    fn work_that_is_never_done_holds_up_nothing_of_its_tenant() {
+        let mut queue = Queue::default();
+        push(&mut queue, 1, "a", 5.0);
+        queue.remove(EntrantId(1));
+        push(&mut queue, 2, "a", 5.0);
+        push(&mut queue, 3, "b", 1.0);
+        assert_eq!(order(&queue), [2, 3]);
+    }
+
+    #[test]
+    fn a_tenant_saves_nothing_up_while_it_sends_nothing() {
+        let mut queue = Queue::default();
+        for id in [1, 2, 3] {
+            push(&mut queue, id, "a", 5.0);
+        }
+        queue.let_in(EntrantId(1));
+        queue.let_in(EntrantId(2)); // of the scale 0 to 10, where its next one begins
+        for id in 4..14 {
+            push(&mut queue, id, "b", 1.0);
+        }
+        assert_eq!(order(&queue)[..7], [4, 5, 6, 7, 8, 3, 9]);
+    }
+}

@@ -201,6 +201,18 @@ mod tests {
     }
 
     #[test]
+    fn of_runs_that_wait_at_one_position_the_longest_stays() {
+        for runs in [[&[6, 7][..], &[6]], [&[6], &[6, 7]]] {
+            let mut choice = ChoiceTokens::new(0, 10);
+            for run in runs {
+                assert!(feed(&mut choice, output(1, run, NONE)).is_empty());
+            }
+            let all = feed(&mut choice, output(0, &[5], NONE));
+            assert_eq!(all, [(vec![5], None), (vec![6, 7], None)]);
+        }
+    }
+
+    #[test]
     fn a_finish_counts_once_even_with_a_known_token() {
         let mut choice = ChoiceTokens::new(0, 10);
         feed(&mut choice, output(0, &[5], NONE));

@@ -187,3 +187,32 @@ impl RetryReason {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_or_an_attempt_ends_the_time_without_room_or_budget() {
+        let config = MachineConfig::default();
+        let mut counts = RetryCounts::default();
+        let seconds = Duration::from_secs;
+        let refused = |counts: &mut RetryCounts, at| {
+            let pause = counts.count(RetryReason::Refused, seconds(at), &config, 0.0);
+            pause.is_ok()
+        };
+        assert!(refused(&mut counts, 0) && refused(&mut counts, 120));
+        assert!(!refused(&mut counts, 121));
+        counts.progress();
+        assert!(refused(&mut counts, 200) && refused(&mut counts, 320));
+        let wait = |counts: &mut RetryCounts, at| {
+            let pause = counts.wait_for_budget(seconds(at), &config, 0.0);
+            pause.ok()
+        };
+        let first = wait(&mut counts, 0);
+        assert!(first.is_some() && wait(&mut counts, 120) > first);
+        assert_eq!(wait(&mut counts, 121), None);
+        counts.has_budget();
+        assert_eq!(wait(&mut counts, 200), first);
+    }
+}

@@ -1,6 +1,7 @@
 //! Who is let in, who waits, who is turned away: alone, and under load on simulated workers.
 
 mod clocks;
+mod refusals;
 mod waiting;
 
 use std::time::Duration;

@@ -219,3 +219,19 @@ impl Held {
         self.order.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::info;
+
+    #[test]
+    fn what_is_stored_counts_up_to_the_first_chunk_that_is_not() {
+        let mut held = Held::new(ModelId(0), info("").chunks, true, 1 << 20);
+        for (name, stored) in [(1, true), (2, false), (3, true)] {
+            held.touch(name, stored);
+        }
+        assert_eq!(held.count(&[1, 2, 3, 4]), (3, 1));
+        assert_eq!(held.count(&[4, 1]), (0, 0));
+    }
+}
