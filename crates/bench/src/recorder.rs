@@ -261,6 +261,17 @@ mod tests {
     }
 
     #[test]
+    fn a_prompt_of_no_tokens_is_one_that_the_server_does_not_count() {
+        let start = Instant::now();
+        let mut counted = answer(start, &[(10, 1, 4)]);
+        counted.usage = Some(Usage {
+            prompt_tokens: 0,
+            completion_tokens: 1,
+        });
+        assert_eq!(record(start, counted).input_tokens, Some(8));
+    }
+
+    #[test]
     fn nobody_counting_leaves_only_the_first_chunks_time() {
         let start = Instant::now();
         let mut answer = answer(start, &[(10, 0, 10), (20, 0, 70)]);

@@ -159,6 +159,7 @@ async fn a_stop_keeps_what_was_measured() {
     // What they had received by then counts: one token of the third.
     assert_eq!(summary.metrics.output_tokens, 5);
     close(summary.metrics.duration_s, 0.32);
+    close(summary.metrics.request_throughput, 2.0 / 0.32);
     assert_eq!(run.records[3].failure, Some(Failure::Interrupted));
 }
 

@@ -232,6 +232,10 @@ mod tests {
         let one = network.begin(0, 1, 100.0, Time::ZERO);
         let two = network.begin(1, 2, 100.0, Time::ZERO);
         assert_eq!(ends(&mut network), [(one, 1.0), (two, 1.0)]);
+        // Two send to one.
+        let one = network.begin(0, 2, 100.0, Time::ZERO);
+        let two = network.begin(1, 2, 100.0, Time::ZERO);
+        assert_eq!(ends(&mut network), [(one, 2.0), (two, 2.0)]);
     }
 
     #[test]
@@ -242,5 +246,9 @@ mod tests {
         let id = network.begin(0, 1, 100.0, Time::ZERO);
         network.set_speed(0.5, Time::from_s(0.5));
         assert_eq!(ends(&mut network), [(id, 1.5)]);
+        // Latency is as long on a slow link.
+        network.begin(0, 3, 10.0, Time::ZERO);
+        assert_eq!(ends(&mut network)[0].1, 2.5);
+        assert_eq!(network.moved_bytes, 10.0 + 100.0 + 10.0);
     }
 }
