@@ -95,3 +95,55 @@ pub fn told(run: &Run, source: &str) -> Value {
         "workers": workers,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use tasuki_sim::{Counters, Request, Time};
+
+    use super::*;
+
+    #[test]
+    fn phases_and_shares_are_those_of_the_run() {
+        let at = Time::from_s;
+        let outcome = Outcome {
+            admitted: Some(at(1.5)),
+            queue_s: 0.25,
+            first: Some(at(2.0)),
+            end: at(3.0),
+            exposed_s: 0.125,
+            transfer_s: 0.5,
+            prefill: 0,
+            decode: 1,
+            ..Outcome::new(&Request::new(0, at(0.5), 100, 10), at(1.0))
+        };
+        let run = Run {
+            outcomes: vec![outcome],
+            workers: vec![Counters {
+                busy_s: 4.0,
+                prompt_steps_s: 2.0,
+                ..Counters::default()
+            }],
+            ended: at(8.0),
+            ..Run::default()
+        };
+        let [record] = &records(&run)[..] else {
+            panic!("one request");
+        };
+        assert_eq!((record.due_s, record.sent_s, record.end_s), (0.5, 1.0, 3.0));
+        let phases = record.phases.expect("they are known");
+        assert_eq!(
+            (phases.queue_ms, phases.prefill_ms),
+            (Some(750.0), Some(250.0))
+        );
+        assert_eq!(
+            (phases.first_token_ms, phases.total_ms),
+            (Some(1e3), Some(2e3))
+        );
+        assert_eq!(phases.transfer_ms, Some(500.0));
+        assert_eq!(phases.transfer_exposed_ms, Some(125.0));
+        let told = told(&run, "");
+        assert_eq!(told["workers"][0]["busy"], 0.5);
+        assert_eq!(told["workers"][0]["busy_with_prompts"], 0.25);
+        assert_eq!(told["split_requests"], 1);
+    }
+}

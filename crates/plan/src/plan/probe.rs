@@ -349,3 +349,44 @@ impl Planner<'_> {
         format!("{}{breaks} ({})", most.1, told.join("; "))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use tasuki_sim::{Request, Time};
+
+    use super::*;
+    use crate::plan::args::PlanArgs;
+
+    #[test]
+    fn what_is_seen_is_that_of_the_second_half() {
+        let words = "plan --slo ttft=1s,tpot=30ms --gpus 2 --lengths 100:11 --rates \
+                     step-ms=6,sequence-us=20,kv-token-ns=30,prompt-step-ms=6,prompt-token-us=20,\
+                     prompt-square-ns=0.2";
+        let args = PlanArgs::try_parse_from(words.split_whitespace()).unwrap();
+        let planner = Planner::new(&args).unwrap();
+        // One each second: of the last fifty the first token comes after 30 ms, 60 ms and so on.
+        let outcomes = (0..100).map(|index| {
+            let due = Time::from_s(index as f64);
+            let first = due.plus_s(0.03 * (index as f64 - 49.0).max(1.0));
+            Outcome {
+                first: Some(first),
+                end: first.plus_s(0.1),
+                output_tokens: 11,
+                prefill: 0,
+                decode: u32::from(index % 2 == 0),
+                ..Outcome::new(&Request::new(index, due, 100, 11), due)
+            }
+        });
+        let run = Run {
+            outcomes: outcomes.collect(),
+            ..Run::default()
+        };
+        let seen = planner.seeing(&run, 2.0);
+        let close = |seen: f64, wanted: f64| (seen - wanted).abs() < 1e-3;
+        assert!(close(seen.attainment, 0.66) && close(seen.goodput, 1.32));
+        assert!(close(seen.ttft_p50_ms, 780.0) && close(seen.ttft_p95_ms, 1_440.0));
+        assert!(close(seen.tpot_p50_ms, 10.0) && close(seen.split, 0.5));
+        assert_eq!(seen.breaks, "TTFT breaks first");
+    }
+}

@@ -141,3 +141,104 @@ fn best_batch(hardware: &Hardware, lengths: Lengths, limits: Limits, own_s: f64)
     }
     best
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tasuki_sim::{LinkSpec, NetworkSpec};
+
+    use super::super::design::all;
+    use super::*;
+
+    const LENGTHS: Lengths = Lengths {
+        prompt: 1_000.0,
+        cached: 0.0,
+        output: 100.0,
+    };
+    const LIMITS: Limits = Limits {
+        ttft_s: 1.0,
+        tpot_s: 0.05,
+    };
+
+    /// Prompts of 1,000 tokens take 0.1 s, steps 10 ms; there is room for ten requests.
+    fn hardware() -> Hardware {
+        let link = LinkSpec {
+            bytes_per_s: 1e9,
+            latency_s: 0.0,
+        };
+        Hardware {
+            steps: Arc::new(StepModel::Rates(tasuki_core::Rates {
+                step_s: 0.01,
+                sequence_s: 0.0,
+                kv_token_s: 0.0,
+                prompt_step_s: 0.0,
+                prompt_token_s: 1e-4,
+                prompt_square_s: 0.0,
+            })),
+            limits: tasuki_sim::Limits::gpu(344, 2_048),
+            kv_bytes_per_token: 1e3,
+            network: NetworkSpec {
+                within_host: link,
+                between_hosts: link,
+            },
+            message_s: 0.0,
+            handoff_s: 0.0,
+            name: String::new(),
+            model: None,
+            on_gpus: true,
+            source: String::new(),
+        }
+    }
+
+    /// Of a prefill, a decode and a mixed worker.
+    fn rates(hardware: &Hardware, lengths: Lengths, limits: Limits) -> [f64; 3] {
+        let rates = Rates::of(hardware, lengths, limits);
+        [rates.prefill, rates.decode, rates.mixed].map(|rate| (1e6 * rate).round() / 1e6)
+    }
+
+    #[test]
+    fn each_limit_of_a_worker_counts() {
+        let known = hardware();
+        // Ten sequences for 100 steps; beside prompts a token takes 20 ms.
+        assert_eq!(rates(&known, LENGTHS, LIMITS), [8.5, 10.0, 5.0]);
+        let cached = Lengths {
+            cached: 500.0,
+            ..LENGTHS
+        };
+        assert_eq!(rates(&known, cached, LIMITS)[0], 17.0);
+        let late = Limits {
+            ttft_s: 0.09,
+            ..LIMITS
+        };
+        assert_eq!(rates(&known, LENGTHS, late), [0.0, 10.0, 0.0]);
+        let slow = Limits {
+            tpot_s: 0.009,
+            ..LIMITS
+        };
+        assert_eq!(rates(&known, LENGTHS, slow), [8.5, 0.0, 0.0]);
+        let mut pauses = hardware();
+        pauses.limits.between_s = 0.01;
+        assert_eq!(rates(&pauses, LENGTHS, LIMITS)[1], 5.0);
+        let mut linked = hardware();
+        linked.network.within_host.bytes_per_s = 2e6;
+        assert_eq!(rates(&linked, LENGTHS, LIMITS), [2.0, 2.0, 5.0]);
+    }
+
+    #[test]
+    fn a_design_is_as_fast_as_its_slower_half_and_what_mixed_workers_add() {
+        let known = BTreeMap::from([(1, Rates::of(&hardware(), LENGTHS, LIMITS))]);
+        for (gpus, name, wanted) in [
+            (2, "1 prefill + 1 decode", 8.5),
+            (3, "1 prefill + 2 decode", 8.5),
+            (2, "2 mixed", 10.0),
+            (2, "1 prefill + 1 mixed", 5.0 + 2.5),
+            (3, "1 prefill + 1 decode + 1 mixed", 8.5 + 5.0 + 0.75),
+        ] {
+            let designs = all(gpus, &[1], 1_024);
+            let design = designs.iter().find(|design| design.name() == name);
+            let rate = estimate(design.expect(name), &known);
+            assert!((rate - wanted).abs() < 1e-6, "{name}: {rate}");
+        }
+    }
+}
