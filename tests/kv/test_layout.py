@@ -60,8 +60,12 @@ def test_a_pool_of_another_layout_is_refused() -> None:
         LAYOUT.to_wire(shifted, transport="nixl/UCX")
 
 
-def test_sizes_are_positive() -> None:
+def test_sizes_are_positive_and_states_fit_into_a_block() -> None:
     with pytest.raises(LayoutError, match="first_kv_head is -1"):
         CacheLayout(1, 1, 1, 1, 1, torch.float32, first_kv_head=-1)
+    states = (CacheGroup((0,)), CacheGroup((1, 2), state_bytes=LAYOUT.block_bytes // 2))
+    replace(LAYOUT, groups=states)
+    with pytest.raises(LayoutError, match="the states of 3 layers"):
+        replace(LAYOUT, groups=(states[0], replace(states[1], layers=(1, 2, 3))))
     with pytest.raises(LayoutError, match="num_blocks is 0"):
         CacheLayout(0, 1, 1, 1, 1, torch.float32)
