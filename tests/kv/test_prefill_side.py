@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 
+from tasuki.engine.api import Announced, FirstToken, GroupBlocks, LegEndReason, Prefilled
 from tasuki.kv import prefill_handoff
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.effects import ToDecode
@@ -33,6 +35,44 @@ def test_an_earlier_target_is_told_at_once_that_it_gets_nothing() -> None:
     side.retarget("r", "first", 3.0)
     side.on_message("first", want, 4.0)
     assert told(side, "first") == []
+
+
+@pytest.mark.parametrize(("finished", "ends"), [((True, False), 1), ((True, True), 0)])
+def test_a_leg_is_over_by_itself_when_every_choice_is(finished: Sequence[bool], ends: int) -> None:
+    """Else its blocks wait for the release."""
+    ended: list[tuple[object, ...]] = []
+    host = SimpleNamespace(
+        admit=lambda request_id: None, end_prefill_leg=lambda *told: ended.append(told)
+    )
+    side = PrefillSide(host, HandoffConfig(lease_s=10.0), HandoffCounters())  # type: ignore[arg-type]
+    side.submit("r", "d", 0.0)
+    side.on_message("d", pb.FromDecode(want=pb.Want(request_id="r", seq=1)), 0.0)
+    announced = Announced("r", 0, 4, [GroupBlocks(0, 0, (1,))])
+    firsts = tuple(FirstToken(choice, 5, over) for choice, over in enumerate(finished))
+    side.on_step([announced], [Prefilled("r", 4, firsts)], 1.0)
+    assert (side.leased_blocks, ended) == (ends, [])
+    side.on_message("d", pb.FromDecode(release=pb.Release(request_ids=["r"])), 2.0)
+    assert ended == [("r", LegEndReason.HANDED_OFF, "")] * ends
+    assert side.idle
+
+
+def test_a_lease_that_runs_out_is_counted_and_ends_the_leg() -> None:
+    ended: list[tuple[object, ...]] = []
+    host = SimpleNamespace(
+        admit=lambda request_id: None, end_prefill_leg=lambda *told: ended.append(told)
+    )
+    counters = HandoffCounters()
+    side = PrefillSide(host, HandoffConfig(lease_s=10.0), counters)  # type: ignore[arg-type]
+    side.submit("r", "d", 0.0)
+    side.on_message("d", pb.FromDecode(want=pb.Want(request_id="r", seq=1)), 0.0)
+    side.on_step([Announced("r", 0, 4, [GroupBlocks(0, 0, (1,))])], [], 1.0)
+    side.tick(10.9)
+    assert (counters.leases_granted, counters.leases_expired, ended) == (1, 0, [])
+    side.tick(11.0)
+    assert (counters.leases_granted, counters.leases_expired) == (1, 1)
+    [(name, reason, message)] = ended
+    assert (name, reason) == ("r", LegEndReason.FAILED)
+    assert "lease of 10 s ran out: d did not renew it" in str(message)
 
 
 def test_few_names_of_ended_requests_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
