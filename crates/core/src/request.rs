@@ -71,6 +71,7 @@ impl Indivisible {
     pub fn param(self) -> Option<&'static str> {
         match self {
             Self::EchoLogprobs => Some("echo"),
+            Self::Choices => Some("n"),
             Self::ForcedCall => Some("tool_choice"),
             Self::CutPrompt => Some("truncate_prompt_tokens"),
             Self::PromptLogprobs | Self::BeyondContext | Self::Sequences => None,
