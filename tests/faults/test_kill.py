@@ -7,7 +7,6 @@ that died comes back on its port and is used again.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,8 +19,6 @@ from support.deployment import Deployment, Options
 from support.pace import Pace
 from support.reference import Reference
 from support.waiting import until
-
-from tasuki.kv.config import HandoffConfig
 
 pytestmark = pytest.mark.faults
 SAMPLED_STEPS = 300
@@ -116,61 +113,6 @@ def test_prefill_before_its_first_token(system: Deployment, sixteen: list[Refere
     for name in prefill[1:]:
         system.continue_process(name)
     assert replacements(crowd.finish()) > 0
-
-
-@pytest.mark.parametrize("with_token", [long(1), 8, long(16)])
-def test_prefill_after_first_tokens(
-    system: Deployment, sixteen: list[Reference], with_token: int
-) -> None:
-    """It dies with KV that decode workers have asked for and not read: they are frozen.
-
-    Nobody listens at its address any more, so they do not wait for its lease to run out.
-    """
-    open_streams(system, sixteen)
-    crowd = hold_handoffs(system, sixteen)
-    try:
-        crowd.wait_received(requests=with_token, tokens=1)
-        held = system.stop_at_work("prefill-0", "leased_blocks")
-        before = system.retries()
-        system.kill("prefill-0")
-    finally:
-        for name in by_role(system, "decode"):
-            system.continue_process(name)
-    continued = time.monotonic()
-    assert replacements(crowd.finish()) > 0, held
-    assert time.monotonic() - continued < HandoffConfig().lease_s
-    assert system.retries() > before
-
-
-def open_streams(system: Deployment, references: list[Reference]) -> None:
-    """Requests between all pairs of workers: a stream cannot be opened to a frozen one.
-
-    Their prompts are none of the references': decode workers would hold their KV already.
-    """
-    ask = system.http.complete
-    prompts = [reference.prompt_tokens[::-1] for reference in references]
-    system.gather([lambda p=prompt: ask(p, max_tokens=2) for prompt in prompts])
-    system.wait_quiet()
-
-
-def hold_handoffs(system: Deployment, references: list[Reference]) -> Crowd:
-    """A crowd whose decode workers sleep, after they asked for the KV of all of it."""
-    crowd = Crowd(system, references)
-    prefill = by_role(system, "prefill")
-    for name in prefill:
-        system.stop_process(name)
-    try:
-        crowd.start()
-        until(
-            lambda: system.total("waiting", "decode") == len(references),
-            lambda: f"requests that wait for their KV\n{system.logs()}",
-        )
-        for name in by_role(system, "decode"):
-            system.stop_process(name)
-    finally:
-        for name in prefill:
-            system.continue_process(name)
-    return crowd
 
 
 def test_decode_before_any_token(system: Deployment, sixteen: list[Reference]) -> None:
