@@ -24,7 +24,7 @@ def told(side: PrefillSide, engine: str) -> list[str]:
 
 def test_an_earlier_target_is_told_at_once_that_it_gets_nothing() -> None:
     host = SimpleNamespace(admit=lambda request_id: None)
-    side = PrefillSide(host, HandoffConfig(lease_s=10.0), HandoffCounters())  # type: ignore[arg-type]
+    side = PrefillSide(host, HandoffConfig(lease_s=10.0), HandoffCounters())
     side.submit("r", "first", 0.0)
     side.retarget("r", "second", 1.0)
     want = pb.FromDecode(want=pb.Want(request_id="r", seq=1))
@@ -44,7 +44,7 @@ def test_a_leg_is_over_by_itself_when_every_choice_is(finished: Sequence[bool], 
     host = SimpleNamespace(
         admit=lambda request_id: None, end_prefill_leg=lambda *told: ended.append(told)
     )
-    side = PrefillSide(host, HandoffConfig(lease_s=10.0), HandoffCounters())  # type: ignore[arg-type]
+    side = PrefillSide(host, HandoffConfig(lease_s=10.0), HandoffCounters())
     side.submit("r", "d", 0.0)
     side.on_message("d", pb.FromDecode(want=pb.Want(request_id="r", seq=1)), 0.0)
     announced = Announced("r", 0, 4, [GroupBlocks(0, 0, (1,))])
@@ -62,7 +62,7 @@ def test_a_lease_that_runs_out_is_counted_and_ends_the_leg() -> None:
         admit=lambda request_id: None, end_prefill_leg=lambda *told: ended.append(told)
     )
     counters = HandoffCounters()
-    side = PrefillSide(host, HandoffConfig(lease_s=10.0), counters)  # type: ignore[arg-type]
+    side = PrefillSide(host, HandoffConfig(lease_s=10.0), counters)
     side.submit("r", "d", 0.0)
     side.on_message("d", pb.FromDecode(want=pb.Want(request_id="r", seq=1)), 0.0)
     side.on_step([Announced("r", 0, 4, [GroupBlocks(0, 0, (1,))])], [], 1.0)
