@@ -153,6 +153,46 @@ mod tests {
     }
 
     #[test]
+    fn merging_takes_the_longest_of_each_phase_and_sums_what_is_counted() {
+        // Each phase is the longer one in one of the two.
+        let of = |odd: u64| {
+            let at =
+                |number: u64| Duration::from_millis(number + 100 * u64::from(number % 2 == odd));
+            Timings {
+                queue: at(1),
+                prefill: at(2),
+                first_token: at(3),
+                handshake: at(4),
+                transfer: at(5),
+                transfer_exposed: at(6),
+                transfer_tail: at(7),
+                transfer_post: at(8),
+                first_decode: at(9),
+                messages: at(10),
+                decode: at(11),
+                recovery: at(12),
+                total: at(13),
+                cached_prompt_tokens: 3,
+                replacements: 1,
+                ..Timings::default()
+            }
+        };
+        let merged = merge(vec![of(0), of(1)]);
+        for (number, (name, longest)) in (1..).zip(phases(&merged)) {
+            assert_eq!(longest, Duration::from_millis(100 + number), "{name}");
+        }
+        assert_eq!((merged.cached_prompt_tokens, merged.replacements), (6, 2));
+    }
+
+    #[test]
+    fn usage_adds_up() {
+        let usage = Usage::new(5, 7, 4);
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (5, 7));
+        assert_eq!(usage.total_tokens, 12);
+        assert_eq!(usage.prompt_tokens_details.cached_tokens, 4);
+    }
+
+    #[test]
     fn merging_takes_the_longest_and_sums_the_bytes() {
         let merged = merge(vec![timings(20, "p0"), timings(30, "p1")]);
         assert_eq!(merged.total, Duration::from_millis(30));
