@@ -235,12 +235,20 @@ mod tests {
                 let whole = splitter.push(Bytes::copy_from_slice(part)).expect("short");
                 assert!(whole.is_empty() || whole.ends_with(b"\n"), "{whole:?}");
                 assert!(data(&whole).all(|d| d.ends_with(b"}") || d == DONE));
+                assert_eq!(last_end(&splitter.0), 0, "a whole event waits");
                 all.extend_from_slice(&whole);
             }
             assert_eq!(all, stream, "in parts of {size}");
             let found: Vec<_> = data(&all).collect();
             assert_eq!(found, [&b"{\"a\":1}"[..], b"{\"b\":2}", DONE]);
         }
+    }
+
+    #[test]
+    fn an_event_without_end_is_refused() {
+        let mut splitter = Splitter(vec![b'd'; MOST_BYTES - 1]);
+        assert_eq!(splitter.push(Bytes::from("d")), Ok(Bytes::new()));
+        assert_eq!(splitter.push(Bytes::from("d")), Err(TooLong));
     }
 
     #[test]
