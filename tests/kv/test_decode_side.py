@@ -191,3 +191,13 @@ def test_an_end_without_first_tokens_is_no_end() -> None:
     ((reason, message, _),) = side.ended
     assert reason is LegEndReason.KV_LOST
     assert message == "prefill worker p ended prefill without a first token"
+
+
+def test_a_leg_that_the_engine_ends_gives_its_kv_back() -> None:
+    side = Side()
+    side.side.drain()
+    side.side.on_leg_ended("r", 2.0)
+    (release,) = (e.message.release for e in side.side.drain() if isinstance(e, ToPrefill))
+    assert (list(release.request_ids), release.keep) == (["r"], False)
+    side.side.on_leg_ended("r", 3.0)
+    assert side.side.drain() == []
