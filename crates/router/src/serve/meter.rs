@@ -169,3 +169,42 @@ impl Drop for Meter {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::workers::testing::registry;
+
+    #[test]
+    fn tokens_are_timed_as_the_client_sees_them() {
+        let metrics = Arc::new(Metrics::new(&registry(0)));
+        let received = Instant::now();
+        let at = |seconds| received + Duration::from_secs(seconds);
+        let tokens = |choice, count| Event::Tokens {
+            choice,
+            tokens: vec![7; count],
+            logprobs: Vec::new(),
+            finish: None,
+        };
+        let mut meter = Meter::new(Arc::clone(&metrics), "r", 5, received, None);
+        meter.observe(&tokens(0, 1), at(1));
+        meter.observe(&tokens(1, 1), at(2));
+        meter.observe(&tokens(0, 1), at(3));
+        meter.observe(&tokens(1, 4), at(4)); // half a second each
+        drop(meter);
+        let text = metrics.text();
+        for line in [
+            "tasuki_requests_in_flight 0",
+            "tasuki_output_tokens_total 7",
+            "tasuki_time_to_first_token_seconds_sum 1.0",
+            "tasuki_time_to_second_token_seconds_sum 3.0",
+            "tasuki_inter_token_latency_seconds_sum 4.0",
+            "tasuki_inter_token_latency_seconds_count 5",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        assert_eq!(metrics.recorder.past().requests[0].output_tokens, 7);
+    }
+}
