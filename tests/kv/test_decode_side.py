@@ -201,3 +201,25 @@ def test_a_leg_that_the_engine_ends_gives_its_kv_back() -> None:
     assert (list(release.request_ids), release.keep) == (["r"], False)
     side.side.on_leg_ended("r", 3.0)
     assert side.side.drain() == []
+
+
+def test_pulls_are_counted_by_blocks_bytes_and_failures() -> None:
+    side = Side()
+    side.side.on_pull_done(PullDone(side.pull.order_id, 1.5, 2.0, 64, 1, ""), 2.0)
+    counted = side.counters
+    assert (counted.kv_pulls, counted.kv_pulled_blocks, counted.kv_pulled_bytes) == (1, 2, 64)
+    assert counted.kv_pull_failures == 0
+    lost = Side()
+    lost.side.on_pull_done(PullDone(lost.pull.order_id, 1.5, 2.0, 8, 1, "no route"), 2.0)
+    counted = lost.counters
+    assert (counted.kv_pulls, counted.kv_pulled_blocks, counted.kv_pulled_bytes) == (0, 0, 8)
+    assert counted.kv_pull_failures == 1
+
+
+def test_credit_goes_first_to_the_request_that_came_to_a_worker_first() -> None:
+    asked: list[str] = []
+    host = SimpleNamespace(may_credit=lambda request_id: asked.append(request_id))
+    side = DecodeSide(host, CONFIG, HandoffCounters())  # type: ignore[arg-type]
+    side.submit("late", "p", 5.0)
+    side.submit("again", "p", 6.0, waited_s=3.0)
+    assert asked == ["late", "again"], "as if it had come at 3 s"
