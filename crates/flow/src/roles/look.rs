@@ -64,10 +64,6 @@ impl Topology {
     }
 }
 
-/// What a change saves at least, in seconds of requests over the horizon. Fitted rates tell no
-/// finer, and an idle worker changes for nothing, so less would move workers to and fro.
-const LEAST_GAIN_S: f64 = 0.1;
-
 const ROLES: [Role; 3] = [Role::Prefill, Role::Decode, Role::Mixed];
 
 impl Look {
@@ -96,7 +92,7 @@ impl Look {
             gain_s: self.sure_gain_s(target).max(self.early_gain_s(target)),
             change_s,
         };
-        (better.gain_s > change_s.max(LEAST_GAIN_S)).then_some((better, moves))
+        (better.gain_s > change_s).then_some((better, moves))
     }
 
     /// What a topology saves over the horizon, also if the lengths are off by their error.

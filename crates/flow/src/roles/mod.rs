@@ -9,7 +9,7 @@
 //! are ([`Objectives::in_reach`]). Roles follow the other requests, if there are any. The late ones
 //! are served all the same, and count for how many workers there should be ([`Wanted`]).
 //!
-//! There are no thresholds but one ([`look`]). Each topology of the workers that are there has a cost in seconds of
+//! There are no thresholds. Each topology of the workers that are there has a cost in seconds of
 //! requests over a horizon ([`outlook`]). A change is made if it pays for itself: if it saves more
 //! than the requests lose whose worker changes, and still would if the measured lengths were off by
 //! their standard error either way. A load that is not expected to last for the horizon counts as

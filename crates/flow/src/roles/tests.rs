@@ -1,7 +1,6 @@
 //! The balancer on workers made by hand.
 
 mod lengths;
-mod small;
 
 use std::time::Duration;
 
