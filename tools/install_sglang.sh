@@ -7,13 +7,25 @@ set -euo pipefail
 folder=$1
 version=0.5.23
 python=${2:-python3}
-[ -e "$folder/.installed-$version" ] && exit 0
-mkdir -p "$folder"
-"$python" -m venv "$folder/venv"
 bin=$folder/venv/bin
-"$bin/pip" install --quiet --disable-pip-version-check uv
-"$bin/pip" download --quiet --disable-pip-version-check --no-deps --dest "$folder" "sglang==$version"
-"$bin/python" - "$folder" <<'PYTHON' > "$folder/requirements.txt"
+
+install() {
+    mkdir -p "$folder"
+    "$python" -m venv "$folder/venv"
+    "$bin/pip" install --quiet --disable-pip-version-check uv
+    "$bin/pip" download --quiet --disable-pip-version-check --no-deps --dest "$folder" \
+        "sglang==$version"
+    requirements > "$folder/requirements.txt"
+    export VIRTUAL_ENV=$folder/venv
+    "$bin/uv" pip install --quiet -r "$folder/requirements.txt" mooncake-transfer-engine-non-cuda
+    "$bin/uv" pip install --quiet --no-deps "$folder"/sglang-*.whl
+    cp -r "$(dirname "$0")/sglang_on_cpu/sgl_kernel" \
+        "$("$bin/python" -c 'import site; print(site.getsitepackages()[0])')/"
+    touch "$folder/.installed-$version"
+}
+
+requirements() {
+    "$bin/python" - "$folder" <<'PYTHON'
 import pathlib, re, sys, zipfile
 wheel, = pathlib.Path(sys.argv[1]).glob("sglang-*.whl")
 with zipfile.ZipFile(wheel) as archive:
@@ -29,9 +41,11 @@ for one in wanted:
     if "extra ==" not in one and name not in of_cuda and name.split("-")[0] not in of_cuda:
         print(one)
 PYTHON
-export VIRTUAL_ENV=$folder/venv
-"$bin/uv" pip install --quiet -r "$folder/requirements.txt" mooncake-transfer-engine-non-cuda
-"$bin/uv" pip install --quiet --no-deps "$folder"/sglang-*.whl
-cp -r "$(dirname "$0")/sglang_on_cpu/sgl_kernel" \
-    "$("$bin/python" -c 'import site; print(site.getsitepackages()[0])')/"
-touch "$folder/.installed-$version"
+}
+
+[ -e "$folder/.installed-$version" ] || install
+"$bin/python" -c 'import mooncake.engine' || {
+    echo "Mooncake does not load: for libibverbs.so.1," \
+        "apt-get install --no-install-recommends libibverbs1" >&2
+    exit 1
+}

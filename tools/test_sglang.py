@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,13 +161,17 @@ def main() -> None:
         processes[name], port = start_router(args.router, workers, args.logs / f"{name}.log")
         return port
 
+    def is_up(name: str, port: int) -> bool:
+        if processes[name].child.poll() is not None:
+            sys.exit(f"FAILED: SGLang ({name}) ended: {processes[name].log} says why")
+        return ask(port, "/health", wait_s=5)[0] == 200
+
     try:
         start("whole", whole)
         start("prefill", prefill, *PREFILL, str(bootstrap))
         start("decode", decode, *DECODE)
-        for port in (whole, prefill, decode):
-            up = lambda port=port: ask(port, "/health", wait_s=5)[0] == 200  # noqa: E731
-            until("SGLang", up, START_S)
+        for name, port in (("whole", whole), ("prefill", prefill), ("decode", decode)):
+            until(f"SGLang ({name})", lambda name=name, port=port: is_up(name, port), START_S)
         check("three SGLang workers are up", True)
         alone = f"sglang://127.0.0.1:{whole}"
         halves = (
