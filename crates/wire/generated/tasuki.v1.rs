@@ -549,7 +549,7 @@ pub struct Counters {
     /// tokens that were drafted (--speculate) and computed
     #[prost(uint64, tag = "15")]
     pub draft_tokens: u64,
-    /// of them, those that answers have
+    /// of them, those that were right
     #[prost(uint64, tag = "16")]
     pub accepted_draft_tokens: u64,
 }

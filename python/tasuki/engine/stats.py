@@ -27,7 +27,7 @@ _FIRST = 10.0  # times the timeout: for the first step of a kind, which may comp
 class EngineCounters:
     """Since the engine's start. Prompt tokens include resumed and recomputed ones.
 
-    Of `draft_tokens`, `accepted_draft_tokens` were part of the answers.
+    Of `draft_tokens`, `accepted_draft_tokens` were right. An answer may end before them.
     """
 
     prompt_tokens_computed: int = 0

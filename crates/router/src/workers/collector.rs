@@ -108,7 +108,7 @@ const COUNTERS: [Reading<v1::Counters, u64>; 16] = [
     ),
     (
         "accepted_draft_tokens",
-        "Drafted tokens that answers have",
+        "Drafted tokens that were right; an answer may end before them",
         |c| c.accepted_draft_tokens,
     ),
 ];
