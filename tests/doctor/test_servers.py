@@ -224,6 +224,7 @@ def test_a_prefill_server_is_known_though_earlier_probes_asked_it_for_more() -> 
 
 # SGLang was not run: names and answers as its documentation and source have them.
 SGLANG_INFO = {
+    "model_path": "m",
     "version": "0.5.9",
     "dtype": "auto",
     "kv_cache_dtype": "auto",
@@ -245,7 +246,7 @@ def sglang(stack: ExitStack, decode: Mapping[str, float], **info: Any) -> Mappin
                 "sglang",
                 role,
                 twice(text(before), text(after)),
-                {"get_server_info": {**SGLANG_INFO, "disaggregation_mode": role, **more}},
+                {"server_info": {**SGLANG_INFO, "disaggregation_mode": role, **more}},
             )
             for role, (before, after, more) in sides.items()
         ),
@@ -329,6 +330,9 @@ def test_servers_are_known_by_what_they_show() -> None:
     with ExitStack() as stack:
         made = {
             "vllm": server(capture("vllm-split-after-decode"), v1__models=MODELS, **VERSION),
+            "vllm for developers": server(
+                v1__models=MODELS, server_info={"vllm_config": "…"}, **VERSION
+            ),
             "sglang": server(v1__models=MODELS, get_server_info=SGLANG_INFO),
             "router": server("# nothing\n", v1__models=MODELS),
         }
@@ -338,6 +342,7 @@ def test_servers_are_known_by_what_they_show() -> None:
             found[name] = identify(Address.of(url), Http(url, timeout_s=5.0))
     assert isinstance(found["vllm"], EngineServer)
     assert found["vllm"].worker.config["version"] == "0.32.0"
+    assert found["vllm for developers"].worker.engine == "vllm"
     assert isinstance(found["sglang"], EngineServer)
     assert found["sglang"].worker.config["block_size"] == "64"
     assert isinstance(found["router"], OtherServer)

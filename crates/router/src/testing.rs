@@ -235,7 +235,7 @@ impl Generator for FakeGenerator {
         Arc::default()
     }
 
-    fn ask_sglang(&self, _: Method, _: &'static str) -> BoxFuture<'_, Vec<Asked>> {
+    fn ask_sglang(&self, _: Method, _: &'static [&'static str]) -> BoxFuture<'_, Vec<Asked>> {
         Box::pin(async { Vec::new() })
     }
 

@@ -243,7 +243,7 @@ def identify(address: Address, http: Http) -> Server:
         kind = "vllm" if address.kind == "vllm" else "sglang"
     elif any(name.startswith("vllm:") for name in names):
         kind = "vllm"
-    elif any(name.startswith("sglang:") for name in names) or _json(http, "/get_server_info"):
+    elif any(name.startswith("sglang:") for name in names) or _sglang_info(http):
         kind = "sglang"
     elif "version" in _json(http, "/version"):
         kind = "vllm"
@@ -263,7 +263,7 @@ def _engine_worker(kind: Engine, address: Address, http: Http, models: Mapping[s
         if version := _json(http, "/version").get("version"):
             worker.config["version"] = str(version)
         return worker
-    info = _json(http, "/get_server_info") or _json(http, "/server_info")
+    info = _sglang_info(http)
     for theirs, ours in _SGLANG_CONFIG.items():
         if info.get(theirs) not in (None, ""):
             worker.config[ours] = str(info[theirs])
@@ -271,6 +271,15 @@ def _engine_worker(kind: Engine, address: Address, http: Http, models: Mapping[s
     if not worker.role and mode in ("prefill", "decode"):
         worker.role = "prefill" if mode == "prefill" else "decode"
     return worker
+
+
+def _sglang_info(http: Http) -> Mapping[str, Any]:
+    """What an SGLang server tells of itself, by the newest name first; empty: it is none."""
+    for path in ("/server_info", "/get_server_info"):
+        info = _json(http, path)
+        if "model_path" in info:  # vLLM has a page of the first name, too
+            return info
+    return {}
 
 
 def has_ended(server: Server) -> str:

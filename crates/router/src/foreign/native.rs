@@ -13,6 +13,7 @@ use tasuki_core::Role;
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::workers::foreign::{MODEL_INFO, SERVER_INFO};
 
 /// What the port of operators has of them.
 pub fn for_operators(app: Arc<App>) -> Router {
@@ -46,7 +47,10 @@ pub async fn server_info_for_clients(app: State<Arc<App>>) -> Response {
 /// `POST /flush_cache`: to every worker.
 async fn flush_cache(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let own = app.generator.flush_caches();
-    let answers = app.generator.ask_sglang(Method::POST, "/flush_cache").await;
+    let answers = app
+        .generator
+        .ask_sglang(Method::POST, &["/flush_cache"])
+        .await;
     if own == 0 && answers.is_empty() {
         return Err(app.no_worker(None));
     }
@@ -66,10 +70,7 @@ async fn flush_cache(State(app): State<Arc<App>>) -> Result<Response, ApiError> 
 
 /// `GET /server_info`: of SGLang's workers as SGLang's own router has it, and our models.
 async fn server_info(State(app): State<Arc<App>>) -> Response {
-    let answers = app
-        .generator
-        .ask_sglang(Method::GET, "/get_server_info")
-        .await;
+    let answers = app.generator.ask_sglang(Method::GET, &SERVER_INFO).await;
     described(&app, &answers)
 }
 
@@ -108,7 +109,7 @@ pub async fn model_info(State(app): State<Arc<App>>) -> Result<Response, ApiErro
     }
     let info = match app.is_local {
         true => {
-            let asked = app.generator.ask_sglang(Method::GET, "/get_model_info");
+            let asked = app.generator.ask_sglang(Method::GET, &MODEL_INFO);
             asked.await.iter().find_map(Asked::json)
         }
         false => {

@@ -30,7 +30,11 @@ pub trait Generator: Send + Sync + 'static {
     fn catalog(&self) -> Arc<Catalog>;
 
     /// Asks every SGLang worker that is connected.
-    fn ask_sglang(&self, method: Method, path: &'static str) -> BoxFuture<'_, Vec<Asked>>;
+    fn ask_sglang(
+        &self,
+        method: Method,
+        paths: &'static [&'static str],
+    ) -> BoxFuture<'_, Vec<Asked>>;
 
     /// Lets all of our workers that are connected empty their prefix caches, before requests that
     /// are placed after this. How many they are.
@@ -68,8 +72,12 @@ impl Generator for Service {
         Service::catalog(self)
     }
 
-    fn ask_sglang(&self, method: Method, path: &'static str) -> BoxFuture<'_, Vec<Asked>> {
-        Service::ask_sglang(self, method, path).boxed()
+    fn ask_sglang(
+        &self,
+        method: Method,
+        paths: &'static [&'static str],
+    ) -> BoxFuture<'_, Vec<Asked>> {
+        Service::ask_sglang(self, method, paths).boxed()
     }
 
     fn flush_caches(&self) -> usize {

@@ -221,16 +221,16 @@ impl Service {
     }
 
     /// Asks every SGLang worker that is connected.
-    pub async fn ask_sglang(&self, method: Method, path: &'static str) -> Vec<Asked> {
+    pub async fn ask_sglang(&self, method: Method, paths: &[&str]) -> Vec<Asked> {
         let workers = self.of_sglang(|state, address| {
             let up = !matches!(state.view.health, Health::Down);
             up.then_some((state.view.id, address))
         });
         let client = Client::new(ASK_LIMIT);
         let asked = workers.into_iter().map(|(worker, address)| {
-            let (client, method) = (client.clone(), method.clone());
+            let (client, method) = (client.clone(), &method);
             async move {
-                let answer = client.call(method, &address.authority, path, ASK_LIMIT);
+                let answer = client.call_first(method, &address.authority, paths, ASK_LIMIT);
                 Asked {
                     worker,
                     role: address.role,

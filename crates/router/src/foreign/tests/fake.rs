@@ -88,6 +88,8 @@ pub struct Manner {
     pub recomputes: bool,
     /// That it has loaded.
     pub adapters: Vec<&'static str>,
+    /// Of SGLang's pages about itself.
+    pub older_names: bool,
     /// Nobody gets the list of its models.
     pub models_fail: bool,
     pub health: u16,
@@ -113,6 +115,7 @@ impl Default for Manner {
             lacks: None,
             recomputes: false,
             adapters: vec!["lora"],
+            older_names: false,
             models_fail: false,
             health: 200,
             padding: 0,

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 
-use super::fake::{Fabric, FakeWorker, MODEL};
+use super::fake::{Fabric, FakeWorker, MODEL, Manner};
 use super::sglang_worker::{start, url};
 use super::vllm::{CHAT, COMPLETIONS, words};
 use super::*;
@@ -12,11 +12,19 @@ use crate::health_generate::Probes;
 use crate::{dashboard, operators};
 
 pub async fn fleet(roles: &[&'static str]) -> (Router, Vec<FakeWorker>, Arc<Fabric>) {
+    mannered(roles, |_| ()).await
+}
+
+async fn mannered(
+    roles: &[&'static str],
+    change: fn(&mut Manner),
+) -> (Router, Vec<FakeWorker>, Arc<Fabric>) {
     let fabric = Arc::new(Fabric::default());
     let numbered = roles.iter().enumerate();
     let workers: Vec<_> = numbered
         .map(|(at, role)| start(&format!("s{at}"), role, &fabric))
         .collect();
+    workers.iter().for_each(|worker| worker.set(change));
     let urls: Vec<String> = workers.iter().map(url).collect();
     let router = Router::start(&urls).await;
     (router, workers, fabric)
@@ -259,6 +267,18 @@ async fn what_operators_of_sglang_ask_is_answered_for_the_fleet() {
     assert_eq!(info["prefill"][0]["name"], "s0");
     assert_eq!(info["decode"][0]["name"], "s1");
     let info: Value = serde_json::from_str(&router.get("/get_model_info").await.body).unwrap();
+    assert_eq!(info["model_path"], "m");
+    fabric.check();
+}
+
+#[tokio::test]
+async fn an_older_server_is_asked_by_the_names_that_it_has() {
+    let older = |manner: &mut Manner| manner.older_names = true;
+    let (router, _workers, fabric) = mannered(&["prefill", "decode"], older).await;
+    let got = router.get("/server_info").await;
+    let info: Value = serde_json::from_str(&got.body).unwrap();
+    assert_eq!(info["prefill"][0]["name"], "s0", "{info}");
+    let info: Value = serde_json::from_str(&router.get("/model_info").await.body).unwrap();
     assert_eq!(info["model_path"], "m");
     fabric.check();
 }

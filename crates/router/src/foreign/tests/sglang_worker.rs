@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{OriginalUri, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
@@ -41,7 +41,9 @@ fn routes(worker: Arc<Worker>) -> Router {
     Router::new()
         .route("/health", get(async || StatusCode::OK))
         .route("/v1/models", get(models))
+        .route("/server_info", get(server_info))
         .route("/get_server_info", get(server_info))
+        .route("/model_info", get(model_info))
         .route("/get_model_info", get(model_info))
         .route("/flush_cache", post(flush))
         .route("/v1/chat/completions", post(complete))
@@ -54,20 +56,30 @@ async fn models() -> axum::Json<Value> {
     axum::Json(json!({"object": "list", "data": [{"id": MODEL, "max_model_len": 2048}]}))
 }
 
-async fn server_info(State(worker): State<Arc<Worker>>) -> axum::Json<Value> {
+/// A version has these pages by one name.
+fn named(worker: &Worker, uri: &Uri) -> Result<(), StatusCode> {
+    let older = uri.path().starts_with("/get_");
+    let is_there = older == worker.manner().older_names;
+    is_there.then_some(()).ok_or(StatusCode::NOT_FOUND)
+}
+
+async fn server_info(State(worker): State<Arc<Worker>>, uri: Uri) -> Result<Response, StatusCode> {
+    named(&worker, &uri)?;
     let mode = if worker.role.is_empty() {
         "null"
     } else {
         worker.role
     };
-    axum::Json(json!({"disaggregation_mode": mode, "name": worker.name,
+    let info = json!({"disaggregation_mode": mode, "name": worker.name,
         "dp_size": worker.manner().ranks,
         "disaggregation_bootstrap_port": worker.bootstrap_port,
-        "internal_states": [{"of": worker.name}]}))
+        "internal_states": [{"of": worker.name}]});
+    Ok(axum::Json(info).into_response())
 }
 
-async fn model_info(State(worker): State<Arc<Worker>>) -> axum::Json<Value> {
-    axum::Json(json!({"model_path": "m", "of": worker.name}))
+async fn model_info(State(worker): State<Arc<Worker>>, uri: Uri) -> Result<Response, StatusCode> {
+    named(&worker, &uri)?;
+    Ok(axum::Json(json!({"model_path": "m", "of": worker.name})).into_response())
 }
 
 async fn flush(State(worker): State<Arc<Worker>>) -> Response {

@@ -90,6 +90,24 @@ impl Client {
         let answer = timeout(limit, answer).await;
         answer.unwrap_or(Err(HttpError::Late(limit)))
     }
+
+    /// The same at the first of these paths that is there.
+    pub async fn call_first(
+        &self,
+        method: &Method,
+        authority: &str,
+        paths: &[&str],
+        limit: Duration,
+    ) -> Result<(StatusCode, Bytes), HttpError> {
+        let mut last = (StatusCode::NOT_FOUND, Bytes::new());
+        for path in paths {
+            last = self.call(method.clone(), authority, path, limit).await?;
+            if last.0 != StatusCode::NOT_FOUND {
+                break;
+            }
+        }
+        Ok(last)
+    }
 }
 
 /// A whole body.

@@ -16,6 +16,7 @@ use tasuki_flow::fleet::WorkerInfo;
 use super::client::{Client, HttpError};
 use super::prometheus::Samples;
 use super::scrape::{Scrape, UNKNOWN_BLOCKS, USUAL_BLOCK_TOKENS, scrape};
+use super::sglang::SERVER_INFO;
 use crate::discovery::{Engine, ForeignAddress};
 
 /// What a worker's context is taken for until it tells.
@@ -75,7 +76,7 @@ pub struct Names {
     max_model_len: Option<u32>,
 }
 
-/// Of SGLang's `/get_server_info`: the mode and port with which the address must agree.
+/// Of SGLang's [`SERVER_INFO`]: the mode and port with which the address must agree.
 #[derive(Deserialize)]
 struct ServerInfo {
     disaggregation_mode: Option<String>,
@@ -136,8 +137,14 @@ impl Probe<'_> {
 
     /// Its data-parallel ranks.
     async fn check_sglang(&self) -> Result<Option<u32>, ProbeError> {
-        let path = "/get_server_info";
-        let info: ServerInfo = self.json(path, &self.get(path).await?)?;
+        let [path, older] = SERVER_INFO;
+        let page = match self.get(path).await {
+            Err(ProbeError::Status { status, .. }) if status == StatusCode::NOT_FOUND => {
+                self.get(older).await?
+            }
+            page => page?,
+        };
+        let info: ServerInfo = self.json(path, &page)?;
         let ours = match self.address.role {
             Role::Mixed => "null",
             role => role.as_str(),

@@ -27,6 +27,7 @@ pub use client::Client;
 pub use client::collect;
 pub use identify::UNKNOWN_CONTEXT;
 pub use recomputed::{Recomputed, RecomputedCounts};
+pub use sglang::{MODEL_INFO, SERVER_INFO};
 pub use watch::keep_watched;
 
 /// What the fuzzing tests read answers with.

@@ -10,6 +10,11 @@ use crate::foreign::events;
 use crate::foreign::object::Object;
 use crate::foreign::request::PromptLogprobs;
 
+/// What a server tells of itself, by the newest name first: a later version may lack the older one.
+pub const SERVER_INFO: [&str; 2] = ["/server_info", "/get_server_info"];
+/// The same of its model.
+pub const MODEL_INFO: [&str; 2] = ["/model_info", "/get_model_info"];
+
 /// SGLang takes rooms of 63 bits.
 const ROOM_BITS: u32 = 63;
 
