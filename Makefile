@@ -131,7 +131,7 @@ test-vllm: ## Two real vLLM workers on the CPU behind the router, alone and spli
 	@python3 tools/test_vllm.py --vllm target/vllm/venv/bin/vllm --model $(FOREIGN_MODEL) \
 		--router target/debug/tasuki-router --logs target/vllm/logs | tee target/vllm/test.log
 
-test-sglang: ## Three real SGLang workers on the CPU behind the router, alone and split (7 GB, 10 minutes)
+test-sglang: ## Three real SGLang workers on the CPU behind the router, alone and split (7 GB, 4 minutes)
 	@tools/install_sglang.sh target/sglang
 	@[ -e $(FOREIGN_MODEL)/config.json ] || $(MAKE) model
 	@cargo build --quiet -p tasuki-router --bin tasuki-router
