@@ -222,7 +222,27 @@ def test_a_prefill_server_is_known_though_earlier_probes_asked_it_for_more() -> 
     assert asked(0, 0).worker.role == ""
 
 
-# SGLang was not run: names and answers as its documentation and source have them.
+def test_a_real_sglang_split_shows_what_is_looked_at() -> None:
+    with ExitStack() as stack:
+        outcomes = look_at(
+            stack,
+            *(
+                (
+                    "sglang",
+                    role,
+                    [capture(f"sglang-split-after-{role}")],
+                    {"server_info": {**SGLANG_INFO, "disaggregation_mode": role}},
+                )
+                for role in ("prefill", "decode")
+            ),
+        )
+    assert not findings(outcomes)
+    for check in ("errors", "preemptions", "lost KV"):  # nothing of them happened yet
+        assert len(outcomes[check].looked_at) == 2, check
+    assert "0.02 GB/s" in str(outcomes["KV transport"].unseen)
+
+
+# Faults of SGLang were not made: names and answers as its documentation and source have them.
 SGLANG_INFO = {
     "model_path": "m",
     "version": "0.5.9",

@@ -8,8 +8,8 @@ Our names: `running`, `waiting` (requests), `kv_used` (share of the pool that re
 token), `ttft_sum`/`ttft_count`, `itl_sum`/`itl_count` (seconds).
 
 Source: vLLM 0.32, `v1/metrics/loggers.py` and the NIXL connector's metrics (older names
-second). SGLang: its documentation of production metrics and its source,
-`srt/metrics/collector.py`. Not captured from a running SGLang.
+second). SGLang: its documentation of production metrics, its source,
+`srt/observability/metrics_collector.py`, and servers of 0.5.23.
 """
 
 from __future__ import annotations
@@ -98,6 +98,10 @@ SGLANG: Table = {
     ),
     **_histogram("queue", "sglang:queue_time_seconds"),
 }
+
+# Counters that an SGLang server shows from the first one on; those of KV are of a split's servers.
+SGLANG_FROM_FIRST = {"errors": 0.0, "preemptions": 0.0}
+SGLANG_KV_FROM_FIRST = {"kv_failed": 0.0, "kv_bootstrap_failed": 0.0}
 
 # Of one worker, from the metrics of a router: `worker` is added to the labels.
 _TASUKI_WORKER = {

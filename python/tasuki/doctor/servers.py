@@ -47,9 +47,14 @@ class EngineServer:
 
     def take(self, now: float, samples: Sequence[Sample]) -> None:
         """Adds what it shows now."""
-        self.worker.scrapes.add(now, *read(samples, self._table))
+        values, sources = read(samples, self._table)
         if self.worker.engine == "vllm":
             self.worker.config |= _vllm_config(samples)
+        elif "requests" in values:
+            values = series.SGLANG_FROM_FIRST | values
+            if self.worker.role:
+                values = series.SGLANG_KV_FROM_FIRST | values
+        self.worker.scrapes.add(now, values, sources)
 
     @property
     def _table(self) -> series.Table:
