@@ -223,19 +223,9 @@ def test_a_prefill_server_is_known_though_earlier_probes_asked_it_for_more() -> 
 
 
 def test_a_real_sglang_split_shows_what_is_looked_at() -> None:
+    captures = {role: [capture(f"sglang-split-after-{role}")] for role in ("prefill", "decode")}
     with ExitStack() as stack:
-        outcomes = look_at(
-            stack,
-            *(
-                (
-                    "sglang",
-                    role,
-                    [capture(f"sglang-split-after-{role}")],
-                    {"server_info": {**SGLANG_INFO, "disaggregation_mode": role}},
-                )
-                for role in ("prefill", "decode")
-            ),
-        )
+        outcomes = look_at(stack, *(half(role, texts) for role, texts in captures.items()))
     assert not findings(outcomes)
     for check in ("errors", "preemptions", "lost KV"):  # nothing of them happened yet
         assert len(outcomes[check].looked_at) == 2, check
@@ -255,21 +245,19 @@ SGLANG_INFO = {
 }
 
 
+def half(role: str, texts: Sequence[str], **more: Any) -> Server:
+    """One server of a split by SGLang."""
+    info = {**SGLANG_INFO, "disaggregation_mode": role, **more}
+    return "sglang", role, texts, {"server_info": info}
+
+
 def sglang(stack: ExitStack, decode: Mapping[str, float], **info: Any) -> Mapping[str, Outcome]:
     """A prefill server that is well, and a decode server with these values and settings."""
     quiet = {"num_running_reqs": 0.0, "token_usage": 0.0}
-    sides = {"prefill": (START | quiet, WELL | quiet, {}), "decode": (START, decode, info)}
     return look_at(
         stack,
-        *(
-            (
-                "sglang",
-                role,
-                twice(text(before), text(after)),
-                {"server_info": {**SGLANG_INFO, "disaggregation_mode": role, **more}},
-            )
-            for role, (before, after, more) in sides.items()
-        ),
+        half("prefill", twice(text(START | quiet), text(WELL | quiet))),
+        half("decode", twice(text(START), text(decode)), **info),
     )
 
 
@@ -350,9 +338,7 @@ def test_servers_are_known_by_what_they_show() -> None:
     with ExitStack() as stack:
         made = {
             "vllm": server(capture("vllm-split-after-decode"), v1__models=MODELS, **VERSION),
-            "vllm for developers": server(
-                v1__models=MODELS, server_info={"vllm_config": "…"}, **VERSION
-            ),
+            "own page": server(v1__models=MODELS, server_info={"vllm_config": "…"}, **VERSION),
             "sglang": server(v1__models=MODELS, get_server_info=SGLANG_INFO),
             "router": server("# nothing\n", v1__models=MODELS),
         }
@@ -362,7 +348,7 @@ def test_servers_are_known_by_what_they_show() -> None:
             found[name] = identify(Address.of(url), Http(url, timeout_s=5.0))
     assert isinstance(found["vllm"], EngineServer)
     assert found["vllm"].worker.config["version"] == "0.32.0"
-    assert found["vllm for developers"].worker.engine == "vllm"
+    assert found["own page"].worker.engine == "vllm"
     assert isinstance(found["sglang"], EngineServer)
     assert found["sglang"].worker.config["block_size"] == "64"
     assert isinstance(found["router"], OtherServer)
