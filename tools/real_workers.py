@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 CHAT = "/v1/chat/completions"
+MODEL = "smollm2"
 WAIT_S = 60.0
 
 
@@ -105,6 +106,12 @@ def check(what: str, holds: bool, found: object = "") -> None:
     if not holds:
         sys.exit(f"FAILED {line}: {found}")
     print(line, flush=True)
+
+
+def chat(question: str, **fields: Any) -> dict[str, Any]:
+    """A greedy request."""
+    messages = [{"role": "user", "content": question}]
+    return {"model": MODEL, "messages": messages, "temperature": 0, **fields}
 
 
 def said(body: bytes) -> str:

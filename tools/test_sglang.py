@@ -15,9 +15,11 @@ from typing import Any
 
 from real_workers import (
     CHAT,
+    MODEL,
     Process,
     about,
     ask,
+    chat,
     check,
     free_port,
     metric,
@@ -28,7 +30,6 @@ from real_workers import (
     until,
 )
 
-MODEL = "smollm2"
 START_S = 600.0
 GENERATE = "/generate"
 LAUNCH = Path(__file__).with_name("sglang_on_cpu") / "launch.py"
@@ -53,12 +54,6 @@ def start_sglang(python: Path, model: Path, port: int, log: Path, *options: str)
         "HF_HUB_OFFLINE": "1",
     }
     return Process(words, log, env)
-
-
-def chat(question: str, **fields: Any) -> dict[str, Any]:
-    """A greedy request."""
-    messages = [{"role": "user", "content": question}]
-    return {"model": MODEL, "messages": messages, "temperature": 0, **fields}
 
 
 def generate(text: str | list[str], tokens: int, n: int = 1, **fields: Any) -> dict[str, Any]:

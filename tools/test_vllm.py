@@ -10,13 +10,14 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 from real_workers import (
     CHAT,
+    MODEL,
     Process,
     about,
     ask,
+    chat,
     check,
     free_port,
     metric,
@@ -27,7 +28,6 @@ from real_workers import (
     until,
 )
 
-MODEL = "smollm2"
 CONTEXT = 2048
 START_S = 300.0
 CONNECTOR = json.dumps(
@@ -53,12 +53,6 @@ def start_vllm(vllm: Path, model: Path, port: int, core: int, log: Path) -> Proc
         "HF_HUB_OFFLINE": "1",
     }
     return Process(words, log, env)
-
-
-def chat(question: str, **fields: Any) -> dict[str, Any]:
-    """A greedy request."""
-    messages = [{"role": "user", "content": question}]
-    return {"model": MODEL, "messages": messages, "temperature": 0, **fields}
 
 
 STORY = chat("Tell me a story about a fox and a crow.", max_tokens=48)
