@@ -131,12 +131,13 @@ test-vllm: ## Two real vLLM workers on the CPU behind the router, alone and spli
 	@python3 tools/test_vllm.py --vllm target/vllm/venv/bin/vllm --model $(FOREIGN_MODEL) \
 		--router target/debug/tasuki-router --logs target/vllm/logs | tee target/vllm/test.log
 
-test-sglang: ## Three real SGLang workers on the CPU behind the router, alone and split (7 GB, 4 minutes)
+test-sglang: setup ## Three real SGLang workers on the CPU behind the router, alone and split (7 GB, 4 minutes)
 	@tools/install_sglang.sh target/sglang
 	@[ -e $(FOREIGN_MODEL)/config.json ] || $(MAKE) model
 	@cargo build --quiet -p tasuki-router --bin tasuki-router
 	@python3 tools/test_sglang.py --python target/sglang/venv/bin/python --model $(FOREIGN_MODEL) \
-		--router target/debug/tasuki-router --logs target/sglang/logs | tee target/sglang/test.log
+		--router target/debug/tasuki-router --tasuki $(BIN)/tasuki --logs target/sglang/logs | \
+		tee target/sglang/test.log
 
 cluster-tools: ## Helm and a Kubernetes control plane, built once (an hour of one core, 6 GB of caches, 430 MB kept)
 	@tools/build_cluster_tools.sh $(CLUSTER_TOOLS)

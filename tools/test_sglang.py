@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,22 @@ def split(router: int, whole: int, decode: int, story: str) -> None:
     check("split: a hang-up ends the work", True)
 
 
+def doctor(tasuki: Path, router: int, halves: tuple[int, int]) -> None:
+    """`tasuki doctor` looks at the split, which is well, while it answers."""
+    lines = stream(router, chat("Count to a thousand.", max_tokens=1500))
+    first = [next(lines) for _ in range(5)]
+    check("doctor: a long answer has begun", any("content" in line for line in first))
+    urls = [f"sglang://127.0.0.1:{port}" for port in halves]
+    words = [str(tasuki), "doctor", *urls, "--window-s", "5"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    lines.close()  # type: ignore[attr-defined]
+    check("doctor: nothing is wrong", found.returncode == 0, found.stdout + found.stderr)
+    for looked_at in ("errors", "configuration", "lost KV", "ratio", "preemptions"):
+        check(
+            f"doctor: it looked at {looked_at}", f"ok    {looked_at}" in found.stdout, found.stdout
+        )
+
+
 def scores(answer: tuple[int, str, bytes], field: str) -> list[tuple[float | None, int]]:
     """Log probabilities and tokens of an answer, rounded."""
     rows = json.loads(answer[2])["meta_info"][field]
@@ -140,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", type=Path, required=True, help="of SGLang's environment")
     parser.add_argument("--router", type=Path, required=True, help="the tasuki-router program")
+    parser.add_argument("--tasuki", type=Path, required=True, help="the tasuki program")
     parser.add_argument("--model", type=Path, required=True, help="the model's folder")
     parser.add_argument("--logs", type=Path, required=True, help="folder for the logs")
     args = parser.parse_args()
@@ -174,7 +192,9 @@ def main() -> None:
             f"sglang://127.0.0.1:{decode}?role=decode",
         )
         story = colocated(route("colocated", alone), whole)
-        split(route("split", *halves), whole, decode, story)
+        router = route("split", *halves)
+        split(router, whole, decode, story)
+        doctor(args.tasuki, router, (prefill, decode))
         deaths(route("all", *halves, alone), processes["whole"], story)
         print("all checks passed")
     finally:

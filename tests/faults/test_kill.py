@@ -74,10 +74,6 @@ def replacements(answers: list[Answer]) -> int:
     return sum(answer.timings["replacements"] for answer in answers if answer.timings)
 
 
-def by_role(system: Deployment, role: str) -> list[str]:
-    return [worker.name for worker in system.workers.values() if worker.role == role]
-
-
 def kill_at_work(system: Deployment, name: str) -> None:
     """Kills a worker that holds requests; returns when the router has noticed.
 
@@ -94,7 +90,7 @@ def at_work(system: Deployment, role: str) -> str:
     """One of the role's workers with running requests: not each of several is given some."""
 
     def probe() -> str:
-        names = by_role(system, role)
+        names = system.names_of(role)
         return next((name for name in names if system.worker_holds(name)["running"]), "")
 
     return until(probe, f"a {role} worker at work", interval_s=0.001)
@@ -102,7 +98,7 @@ def at_work(system: Deployment, role: str) -> str:
 
 def test_prefill_before_its_first_token(system: Deployment, sixteen: list[Reference]) -> None:
     """Prefill workers are frozen first, so none of the sixteen can have a token."""
-    prefill = by_role(system, "prefill")
+    prefill = system.names_of("prefill")
     crowd = Crowd(system, sixteen)  # before: after 4 s of silence they would get nothing
     for name in prefill:
         system.stop_process(name)
@@ -118,7 +114,7 @@ def test_prefill_before_its_first_token(system: Deployment, sixteen: list[Refere
 def test_decode_before_any_token(system: Deployment, sixteen: list[Reference]) -> None:
     """It dies with requests that wait for their KV: prefill workers are frozen."""
     crowd = Crowd(system, sixteen)
-    prefill = by_role(system, "prefill")
+    prefill = system.names_of("prefill")
     for name in prefill:
         system.stop_process(name)
     try:
@@ -174,7 +170,7 @@ def test_each_in_turn(system: Deployment, sixteen: list[Reference], pace: Pace) 
     with pace.slow("decode"):
         crowd = Crowd(system, sixteen).start()
         crowd.wait_received(requests=2, tokens=20)
-        prefill, victim = by_role(system, "prefill"), at_work(system, "decode")
+        prefill, victim = system.names_of("prefill"), at_work(system, "decode")
         before = system.retries()
         system.stop_at_work(victim, "running")
         for name in prefill:  # after the victim: nothing is placed on who is silent for 4 s

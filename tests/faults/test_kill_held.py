@@ -29,10 +29,6 @@ def system(
     return deploy(Options(tiny_model, prefill=request.param, decode=request.param, worker=worker))
 
 
-def by_role(system: Deployment, role: str) -> list[str]:
-    return [worker.name for worker in system.workers.values() if worker.role == role]
-
-
 def open_streams(system: Deployment, references: list[Reference]) -> None:
     """Requests between all pairs of workers: a stream cannot be opened to a frozen one.
 
@@ -47,7 +43,7 @@ def open_streams(system: Deployment, references: list[Reference]) -> None:
 def hold_handoffs(system: Deployment, references: list[Reference]) -> Crowd:
     """A crowd whose decode workers sleep, after they asked for the KV of all of it."""
     crowd = Crowd(system, references)
-    prefill = by_role(system, "prefill")
+    prefill = system.names_of("prefill")
     for name in prefill:
         system.stop_process(name)
     try:
@@ -56,7 +52,7 @@ def hold_handoffs(system: Deployment, references: list[Reference]) -> Crowd:
             lambda: system.total("waiting", "decode") == len(references),
             lambda: f"requests that wait for their KV\n{system.logs()}",
         )
-        for name in by_role(system, "decode"):
+        for name in system.names_of("decode"):
             system.stop_process(name)
     finally:
         for name in prefill:
@@ -79,7 +75,7 @@ def test_prefill_after_first_tokens(
         before = system.retries()
         system.kill("prefill-0")
     finally:
-        for name in by_role(system, "decode"):
+        for name in system.names_of("decode"):
             system.continue_process(name)
     continued_s = time.monotonic()
     answers = crowd.finish()

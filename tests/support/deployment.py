@@ -290,6 +290,10 @@ class Deployment:
 
     # -- hurting --
 
+    def names_of(self, role: str) -> list[str]:
+        """Its workers of a role."""
+        return [worker.name for worker in self.workers.values() if worker.role == role]
+
     def kill(self, name: str) -> None:
         """SIGKILL; returns when the process is gone."""
         self.workers[name].process.kill()

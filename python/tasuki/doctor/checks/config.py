@@ -24,7 +24,7 @@ _EQUAL_ENGINE = {"block_size": "KV does not fit the other side's blocks"}
 _HIDDEN = {
     "vllm": {"dtype": "vLLM does not show it"},
     "tasuki": {"dtype": "give --admin HOST:PORT of the router, or the workers' addresses"},
-    "sglang": {"dtype": "its /get_server_info does not answer"},
+    "sglang": {"dtype": "its /server_info does not answer"},
 }
 
 
@@ -96,7 +96,7 @@ def _modes(fleet: Fleet, outcome: Outcome) -> None:
             outcome.findings.append(
                 Finding(
                     f"{worker.name} should be {worker.role} and was started as {mode}",
-                    (f"/get_server_info: disaggregation_mode is {mode}",),
+                    (f"/server_info: disaggregation_mode is {mode}",),
                     f"start it with --disaggregation-mode {worker.role}, or correct the router's"
                     " list",
                     (worker.name,),
