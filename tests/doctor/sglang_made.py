@@ -19,6 +19,7 @@ START: dict[str, float] = {
     "token_usage": 0.2,
     "num_requests_total": 100.0,
     "num_aborted_requests_total": 0.0,
+    "http_responses_total": 0.0,
     "num_retracted_requests_total": 0.0,
     "prompt_tokens_total": 100_000.0,
     "cached_tokens_total": 30_000.0,
@@ -36,14 +37,18 @@ START: dict[str, float] = {
     "queue_time_seconds_sum": 3.0,
     "queue_time_seconds_count": 100.0,
 }
-# A quiet while later.
-WELL = START | {"num_requests_total": 150.0, "prompt_tokens_total": 150_000.0}
+# A quiet while later, in which clients hung up.
+WELL = START | {
+    "num_requests_total": 150.0,
+    "num_aborted_requests_total": 6.0,
+    "prompt_tokens_total": 150_000.0,
+}
 # Decode has no room, gives up transfers and drops requests.
 ILL = WELL | {
     "num_queue_reqs": 3.0,
     "num_decode_prealloc_queue_reqs": 4.0,
     "token_usage": 0.97,
-    "num_aborted_requests_total": 6.0,
+    "http_responses_total": 6.0,
     "num_retracted_requests_total": 40.0,
     "num_transfer_failed_reqs_total": 5.0,
 }
@@ -57,5 +62,6 @@ def text(values: Mapping[str, float]) -> str:
         kind = "counter" if name.endswith("_total") else "gauge"
         if bare == name:
             lines.append(f"# TYPE sglang:{name} {kind}")
-        lines.append(f"sglang:{name}{{{_LABELS}}} {value}")
+        labels = 'status_code="500"' if name == "http_responses_total" else _LABELS
+        lines.append(f"sglang:{name}{{{labels}}} {value}")
     return "\n".join(lines) + "\n"

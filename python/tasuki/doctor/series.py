@@ -81,7 +81,8 @@ SGLANG: Table = {
     "decode_queue": _one("sglang:num_decode_prealloc_queue_reqs", "mean"),
     "kv_used": _one("sglang:token_usage", "mean"),
     "requests": _one("sglang:num_requests_total"),
-    "errors": _one("sglang:num_aborted_requests_total"),
+    # Aborted requests are those of clients that hang up, too; 503 is a server that starts or ends.
+    "http_errors": _one("sglang:http_responses_total", status_code="500"),
     "preemptions": _one("sglang:num_retracted_requests_total"),
     "prompt_tokens": _one("sglang:prompt_tokens_total"),
     "prompt_cached": _one("sglang:cached_tokens_total"),
@@ -100,7 +101,7 @@ SGLANG: Table = {
 }
 
 # Counters that an SGLang server shows from the first one on; those of KV are of a split's servers.
-SGLANG_FROM_FIRST = {"errors": 0.0, "preemptions": 0.0}
+SGLANG_FROM_FIRST = {"http_errors": 0.0, "preemptions": 0.0}
 SGLANG_KV_FROM_FIRST = {"kv_failed": 0.0, "kv_bootstrap_failed": 0.0}
 
 # Of one worker, from the metrics of a router: `worker` is added to the labels.
