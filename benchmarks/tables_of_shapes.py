@@ -78,6 +78,8 @@ def fp8_steps() -> str:
         us[key] = us.get(key, 0.0) + each["us"]
     counts = sorted({count for _, count in us})
     ways = dict.fromkeys(way for way, _ in us)
-    gemms = [[way, *(number(us[way, count], 0) for count in counts)] for way in ways]
+    gemms = [
+        [way, *(number(us[way, n], 0) if (way, n) in us else "" for n in counts)] for way in ways
+    ]
     wide = ["a layer's four GEMMs, microseconds", *(f"{count:,} rows" for count in counts)]
     return source("gpu_fp8") + rows(heads, lines) + "\n\n" + rows(wide, gemms)

@@ -35,9 +35,7 @@ def check_kernels(
 ) -> None:
     """Each GEMM at each kind of number of rows, with random weights and scales."""
     from tasuki.models.fp8_linear import rounded
-    from tasuki.models.gemms import FewRows
 
-    few = FewRows(1e-6, device)
     for height in (128, 1):
         for rows in (1, 2, 16, 77, 96, 200, 1000) if device.type == "cuda" else (2, 65):
             for name, (out, size) in shapes.items():
@@ -45,9 +43,7 @@ def check_kernels(
                     torch.manual_seed(rows)
                     gemm = random_linear(out, size, height, device)
                     x = torch.randn(rows, size, device=device).to(gemm.weight.dtype)
-                    one = few.takes(gemm, rows)
-                    got = few.plain(gemm, x) if one else gemm(x)
-                    seen = x if one else rounded(x).dense()
+                    got, seen = gemm(x), rounded(x).dense()
                     want = seen.float() @ gemm.weight.dense().float().t()
                     found = {"gemm": name, "rows": rows, "scales": f"{height} x 128"}
                     results.checks.append({**found, "error": relative(got, want)})
@@ -68,7 +64,7 @@ def measure_gemms(
     results: Results, dense_model: LlamaModel, model: LlamaModel, bench: Bench
 ) -> None:
     """Each GEMM at each number of rows: of a model with dense weights, and of one with fp8."""
-    from tasuki.models.fp8_linear import Fp8Linear, rounded
+    from tasuki.models.fp8_linear import FEW_ROWS, Fp8Linear, rounded
 
     dense: Any = dense_model.layers
     fp8: Any = model.layers
@@ -98,9 +94,11 @@ def measure_gemms(
                 "bfloat16": (dense, lambda layer, x=x, of=of: of(layer)(x)),
                 "fp8": (fp8, lambda layer, r=r, of=of: of(layer)(r)),
                 "fp8, 128 x 128": (square, lambda layer, r=r, name=name: layer[name](r)),
-                "our kernel": (fp8, lambda layer, r=r, of=of: _own(of(layer), r)),
+                "many rows": (fp8, lambda layer, r=r, of=of: _own(of(layer), r)),
                 "rounding": (fp8, lambda layer, x=x: rounded(x)),
             }
+            if rows <= FEW_ROWS:
+                works["cuBLAS"] = (fp8, lambda layer, r=r, of=of: of(layer)._multiply(r))
             for way, (layers, work) in works.items():
                 what = {"gemm": name, "rows": rows, "way": way}
                 with results.noting(f"{name}, {way}, {rows} rows"), torch.inference_mode():
@@ -113,9 +111,9 @@ def _squares(weight: Any) -> Any:
 
 
 def _own(gemm: Any, x: Any) -> Any:
-    """By the kernel of ours."""
+    """By our kernel for many rows."""
     out = torch.empty(x.shape[0], gemm.outs, dtype=x.dtype, device=x.device)
-    return gemm._launch(out, x)
+    return gemm._launch_many(out, x)
 
 
 def _us(bench: Bench, layers: Any, each: Callable[[Any], object]) -> float:

@@ -66,11 +66,16 @@ class Steps:
     """Decode steps of the tree's model, by their number of rows."""
 
     def __init__(
-        self, device: str, config: dict[str, Any], context_tokens: int, most_rows: int
+        self,
+        device: str,
+        config: dict[str, Any],
+        context_tokens: int,
+        most_rows: int,
+        quantization: str,
     ) -> None:
         """Load the model, fill its cache with random numbers; the same ones in every tree."""
         self._context_tokens = context_tokens
-        self._model = _model(torch.device(device), config)
+        self._model = _model(torch.device(device), config, quantization)
         torch.manual_seed(2)
         blocks = most_rows * -(-context_tokens // BLOCK_SIZE)
         self._bench = Bench(self._model, torch.device(device), blocks * BLOCK_SIZE)
@@ -124,7 +129,7 @@ class Steps:
             return self._model.forward(step.batch, step.attention).float().cpu().numpy()
 
 
-def _model(device: torch.device, config: dict[str, Any]) -> CausalModel:
+def _model(device: torch.device, config: dict[str, Any], quantization: str) -> CausalModel:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(1)
     with (
@@ -132,7 +137,9 @@ def _model(device: torch.device, config: dict[str, Any]) -> CausalModel:
         patch("tasuki.models.loader.DummyTensors", UnevenTensors),
     ):
         path = write_model(Path(folder), config)
-        return load_model(path, dtype=dtype, device=device, weights="dummy")
+        # Older revisions know no quantization.
+        more = {} if quantization == "none" else {"quantization": quantization}
+        return load_model(path, dtype=dtype, device=device, weights="dummy", **more)
 
 
 def _recorded(forward: Callable[[], Outputs]) -> Callable[[], torch.Tensor]:

@@ -2,13 +2,15 @@
 
     python benchmarks/gpu/revisions.py a916299 HEAD --batches 2 4 8 16 --context 850
     python benchmarks/gpu/revisions.py HEAD mine=.          a tree that is there, as it is
+    python benchmarks/gpu/revisions.py a916299 HEAD --quantization fp8     weights of fp8
     python benchmarks/gpu/revisions.py HEAD mine=. --device cpu --tiny   the same code anywhere
 
 A revision is unpacked into a temporary folder, with the installed extension. Each
 tree is a process that holds a model in the shape of Qwen3-4B, or another, with random weights,
 the same ones in all, and a cache; steps are CUDA graphs, built and timed by the
 tree's own `step_bench.py`. Logits are compared first: `error` is their distance
-from those of cuBLAS with kernels between (the first tree's own is the scale of it),
+from those of cuBLAS with kernels between (the first tree's own is the scale of it; of weights of
+fp8 from the tree's own way without graphs),
 `differs` that from the first tree's, both relative, `other tokens` the rows whose
 greedy choice differs from the first tree's, `same` the replays that left the same
 bits. Then the trees take turns, so that what the GPU's clock does meets all alike.
@@ -174,6 +176,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "config": config_of(args.shape, args.tiny),
         "context_tokens": args.context,
         "most_rows": max(args.batches),
+        "quantization": args.quantization,
     }
     meanings: dict[str, str] = {}
     trees: list[TreeProcess] = []
@@ -190,6 +193,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "trees": meanings,
         "context_tokens": args.context,
+        "quantization": args.quantization,
         "replays": REPLAYS,
         "rounds": args.rounds,
         "repeats": args.repeats,
@@ -207,6 +211,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=850, help="tokens of each sequence")
     parser.add_argument("--rounds", type=int, default=6, help="turns of each tree")
     parser.add_argument("--repeats", type=int, default=24, help="steps in a turn, on CUDA")
+    parser.add_argument("--quantization", choices=("none", "fp8"), default="none")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
     add_shape_option(parser)

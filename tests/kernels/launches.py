@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,34 +155,35 @@ def gemms(full: bool) -> None:
 
 
 def fp8_gemms(full: bool) -> None:
-    """Weights of fp8: one row as it is, and rounded ones."""
+    """Weights of fp8, and the rounding of rows."""
     if not LIMITS.has_fp8:
         return
     shapes = [(2560, 6144, 9728)]
     if full:
         shapes += [(4096, 6144, 14336), (2048, 3072, 4864)]
-    few = FewRows(1e-5, CPU)
-    for (hidden, qkv, inner), height in itertools.product(shapes, (128, 32) if full else (128,)):
-        with label(f"a row of {hidden} by fp8, blocks of {height} rows"):
-            x, norm = rows_of(1, hidden), rows_of(1, hidden)[0]
-            few.add(fp8(hidden, inner, height), rows_of(1, inner), x, norm)
-            few.normed(fp8(qkv, hidden, height, biased=True), x, norm)
-            few.gated(fp8(2 * inner, hidden, height), x, norm)
-    for (hidden, qkv, inner), rows in itertools.product(
-        shapes, (2, 64, 96, 200, 2000) if full else (2, 96, 2000)
+    for (hidden, qkv, inner), rows, height, cores in itertools.product(
+        shapes,
+        (1, 2, 16, 32, 64, 96, 200, 2000) if full else (1, 2, 32, 96, 2000),
+        (128, 32) if full else (128,),
+        (1, CORES[LIMITS.capability]) if full else (CORES[LIMITS.capability],),
     ):
-        with label(f"{rows} rounded rows of {hidden} by fp8"):
+        with label(f"{rows} rows of {hidden} by fp8, blocks of {height} rows"):
             x, norm = rows_of(rows, hidden), rows_of(1, hidden)[0]
-            fp8(qkv, hidden, biased=True)(fp8_linear.norm_rounded(x, norm, 1e-5))
-            added = fp8(hidden, hidden)(fp8_linear.rounded(x))
-            gate_up = fp8(2 * inner, hidden)(fp8_linear.add_norm_rounded(x, added, norm, 1e-5))
-            fp8(hidden, inner)(fp8_linear.gated_rounded(gate_up))
+            biased = fp8(qkv, hidden, height, cores, biased=True)
+            output = fp8(hidden, hidden, height, cores)
+            both, down = fp8(2 * inner, hidden, height, cores), fp8(hidden, inner, height, cores)
+            biased(fp8_linear.norm_rounded(x, norm, 1e-5))
+            added = output(fp8_linear.rounded(x))
+            gate_up = both(fp8_linear.add_norm_rounded(x, added, norm, 1e-5))
+            down(fp8_linear.gated_rounded(gate_up))
 
 
-def fp8(out: int, size: int, height: int = 128, *, biased: bool = False) -> Fp8Linear:
+def fp8(out: int, size: int, height: int, cores: int, *, biased: bool = False) -> Fp8Linear:
     scales = rows_of(-(-out // height), size // 128, F32)
     weight = Fp8Weight(rows_of(out, size, FP8), scales, height, 128, BF16)
-    return Fp8Linear(weight, rows_of(1, out)[0] if biased else None)
+    gemm = Fp8Linear(weight, rows_of(1, out)[0] if biased else None)
+    gemm._device = replace(gemm._device, programs=cores)
+    return gemm
 
 
 def fused(full: bool) -> None:

@@ -1,8 +1,11 @@
 """Kernels of GEMMs by weights of fp8, in Triton; CUDA only.
 
     round_rows    x ──add? norm? gate?──▶ fp8 with a scale for each 128 columns of a row
-    one_row_fp8   one row by a weight of fp8: sums in registers, float32
+    few_rows_fp8  few rows of fp8 by a weight of fp8: bound by the reading of the weight
     many_rows     rows of fp8 by a weight of fp8: tensor cores, both from memory
+
+One row alone is not rounded but divided into pieces of fp8 whose sum it is: `few_rows_fp8` takes
+as long for some rows as for one.
 
 Sums of fp8 by fp8 leave the tensor cores after each 128 columns and are added up in float32,
 times both scales: the tensor cores' own sums of fp8 have fewer bits. Triton's interpreter runs
@@ -14,6 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from tasuki.models.gemm_kernels import prefetch_weight, summed
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -31,10 +36,12 @@ def round_rows(  # type: ignore[no-untyped-def]
     added: tl.constexpr,
     normed: tl.constexpr,
     gated: tl.constexpr,
+    pieces: tl.constexpr,
     blocks: tl.constexpr,
     dependent: tl.constexpr,
 ):
     # A program has `blocks` blocks of 128 columns of a row: all of them where it norms the row.
+    # More than one of `pieces`: of one row, which is their sum.
     if dependent:
         gdc_wait()
         gdc_launch_dependents()
@@ -58,74 +65,95 @@ def round_rows(  # type: ignore[no-untyped-def]
         own = own / (1.0 + tl.exp(-own)) * tl.load(x + size + at, mask=mask, other=0.0)
     largest = tl.max(tl.abs(own), axis=1)
     scale = tl.where(largest > 0.0, largest / 448.0, 1.0)
-    rounded = (own / scale[:, None]).to(values.dtype.element_ty)
-    tl.store(values + row * size + at, rounded, mask=mask)
     count: tl.constexpr = size // 128
-    tl.store(scales + block * scales_stride + row, scale, mask=block < count)
+    for piece in tl.static_range(pieces):
+        rounded = (own / scale[:, None]).to(values.dtype.element_ty)
+        tl.store(values + (row + piece) * size + at, rounded, mask=mask)
+        tl.store(scales + block * scales_stride + row + piece, scale, mask=block < count)
+        own -= rounded.to(tl.float32) * scale[:, None]
+        scale /= 16.0  # what is left is at most half of a step of four bits
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def one_row_fp8(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+def few_rows_fp8(  # type: ignore[no-untyped-def]
     x,
-    norm,
+    x_scales,
+    x_scales_stride,
     weight,
-    scales,
+    weight_scales,
     scales_row,
     scales_column,
     bias,
     result,
+    parts,
+    counters,
+    rows,
     out,
-    eps,
     size: tl.constexpr,
     block_rows: tl.constexpr,
-    normed: tl.constexpr,
+    split: tl.constexpr,
     biased: tl.constexpr,
-    gated: tl.constexpr,
-    added: tl.constexpr,
+    of_one: tl.constexpr,
+    held: tl.constexpr,
     outs: tl.constexpr,
-    blocks: tl.constexpr,
     stages: tl.constexpr,
     dependent: tl.constexpr,
+    ahead: tl.constexpr,
 ):
-    if dependent:
-        gdc_wait()
-    own = tl.program_id(0) * outs + tl.arange(0, outs)
-    read = tl.minimum(own, out - 1).to(tl.int64)
-    block = tl.arange(0, blocks)
-    column = block[:, None] * 128 + tl.arange(0, 128)[None, :]
+    # As gemm_kernels.few_rows: the weight's rows are the tensor cores' first operand, the rows
+    # their second, and what the parts of the columns leave is added up by the last.
     count: tl.constexpr = size // 128
-    of_block = block.to(tl.int64)[None, :] * scales_column
-    gate_scales = scales + (read // block_rows)[:, None] * scales_row + of_block
-    up_scales = scales + ((read + out) // block_rows)[:, None] * scales_row + of_block
-    gates = weight + read[:, None, None] * size + column[None, :, :]
-    ups = weight + (read + out)[:, None, None] * size + column[None, :, :]
-    sums = tl.zeros((outs, blocks, 128), tl.float32)
-    up_sums = tl.zeros((outs, blocks, 128), tl.float32)
-    squares = tl.zeros((blocks, 128), tl.float32)
-    for k in tl.range(0, count, blocks, num_stages=stages):
-        values = tl.load(x + k * 128 + column).to(tl.float32)
-        if normed:
-            squares += values * values
-            values *= tl.load(norm + k * 128 + column).to(tl.float32)
-        scale = tl.load(gate_scales + k * scales_column)[:, :, None]
-        sums += tl.load(gates + k * 128).to(tl.float32) * (values[None, :, :] * scale)
-        if gated:
-            up_scale = tl.load(up_scales + k * scales_column)[:, :, None]
-            up_sums += tl.load(ups + k * 128).to(tl.float32) * (values[None, :, :] * up_scale)
+    share: tl.constexpr = (count + split - 1) // split
+    tile = tl.program_id(0) // split
+    turn = tl.program_id(0) % split
+    begin = turn * share
+    if dependent:
+        # A weight depends on no kernel.
+        early: tl.constexpr = ahead if ahead < share * 128 else share * 128
+        first = tl.minimum(begin * 128, size - early)
+        prefetch_weight(weight, tile * outs, first, out, size, outs, False, early)
+        gdc_wait()
+    own = tile * outs + tl.arange(0, outs)
+    read = tl.minimum(own, out - 1).to(tl.int64)
+    column = tl.arange(0, 128)
+    row = tl.arange(0, held)
+    mask = (own < out)[:, None] & (row < rows)[None, :]
+    weight += read[:, None] * size + column[None, :]
+    weight_scales += read // block_rows * scales_row
+    x += row[:, None] * size + column[None, :]
+    x_scales += row
+    total = tl.zeros((outs, held), tl.float32)
+    end = begin + share
+    if share * split != count:
+        end = tl.minimum(end, count)
+    for block in tl.range(begin, end, num_stages=stages):
+        values = tl.trans(tl.load(x + block * 128, mask=(row < rows)[:, None], other=0.0))
+        scale = tl.load(weight_scales + block * scales_column)[:, None]
+        scale *= tl.load(x_scales + block * x_scales_stride, mask=row < rows, other=0.0)[None, :]
+        total += tl.dot(tl.load(weight + block * 128), values) * scale
     if dependent:
         gdc_launch_dependents()
-    factor = 1.0
-    if normed:
-        factor = tl.rsqrt(tl.sum(tl.sum(squares, axis=1), axis=0) / size + eps)
-    total = tl.sum(tl.sum(sums, axis=2), axis=1) * factor
-    if biased:
-        total += tl.load(bias + read).to(tl.float32)
-    if gated:
-        up = tl.sum(tl.sum(up_sums, axis=2), axis=1) * factor
-        total = total / (1.0 + tl.exp(-total)) * up
-    if added:
-        total += tl.load(result + read).to(tl.float32)
-    tl.store(result + own, total.to(result.dtype.element_ty), mask=own < out)
+
+    is_last = True
+    if split > 1:
+        step: tl.constexpr = outs * held
+        at = row[None, :] * outs + tl.arange(0, outs)[:, None]
+        part = parts + tile.to(tl.int64) * (split * step)
+        tl.store(part + turn * step + at, total, mask=mask)
+        tl.debug_barrier()  # all threads' parts are there before one of them says so
+        is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == split - 1
+        if is_last:
+            tl.store(counters + tile, 0)
+            total = summed(part + at, split, step, mask)
+    if is_last:
+        left = mask
+        if of_one:
+            total = tl.zeros_like(total) + tl.sum(tl.where(mask, total, 0.0), axis=1)[:, None]
+            left &= (row == 0)[None, :]
+        if biased:
+            total += tl.load(bias + own, mask=own < out, other=0.0).to(tl.float32)[:, None]
+        place = result + row.to(tl.int64)[None, :] * out + own[:, None]
+        tl.store(place, total.to(result.dtype.element_ty), mask=left)
 
 
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]

@@ -25,7 +25,8 @@ import triton
 from triton.errors import TritonError
 
 from tasuki.device_limits import limits_of
-from tasuki.models.fp8_kernels import many_rows, round_rows
+from tasuki.models.fp8_kernels import few_rows_fp8, many_rows, round_rows
+from tasuki.models.gemm_tiles import OUTS, Device, fp8_tiles_of, held_rows
 from tasuki.models.layers import PlainLinear
 from tasuki.models.weights import BLOCK, FP8, Fp8Weight
 from tasuki.overlap import overlaps
@@ -39,6 +40,9 @@ _LEAST_OUTS = 32  # of a program, where there would be fewer programs than multi
 _BLOCKS = 8  # of a program that rounds
 _SPARE_BYTES = 1 << 10
 _PADDING = 16  # cuBLAS takes rows in multiples of it
+_PIECES = 3  # of one row: four bits each, where bfloat16 has eight and float16 eleven
+FEW_ROWS = 32  # at most, for the kernel that is bound by the reading of the weight
+AHEAD = 512  # columns of a weight's row that are prefetched
 _SQUARE_ROWS = 256  # from so many on, cuBLAS is faster with scales of 128 x 128
 
 
@@ -51,22 +55,24 @@ class Rounded:
         all_scales: [padded, size / 128], the scales of a block of columns one after another.
         rows: How many are meant.
         dtype: That they stand for.
+        pieces: Of fp8 that a row is the sum of; more than one of one row alone.
     """
 
     all_values: torch.Tensor
     all_scales: torch.Tensor
     rows: int
     dtype: torch.dtype
+    pieces: int = 1
 
     @property
     def values(self) -> torch.Tensor:
-        """[rows, size] fp8."""
-        return self.all_values[: self.rows]
+        """[rows x pieces, size] fp8."""
+        return self.all_values[: self.rows * self.pieces]
 
     @property
     def scales(self) -> torch.Tensor:
-        """[rows, size / 128] float32."""
-        return self.all_scales[: self.rows]
+        """[rows x pieces, size / 128] float32."""
+        return self.all_scales[: self.rows * self.pieces]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -80,7 +86,8 @@ class Rounded:
 
     def dense(self) -> torch.Tensor:
         """[rows, size] in their dtype."""
-        return (self.values.float() * self.scales.repeat_interleave(BLOCK, 1)).to(self.dtype)
+        rows = self.values.float() * self.scales.repeat_interleave(BLOCK, 1)
+        return (rows if self.pieces == 1 else rows.sum(0, keepdim=True)).to(self.dtype)
 
 
 def rounded(x: torch.Tensor) -> Rounded:
@@ -115,12 +122,14 @@ def _round(
     gated: bool = False,
 ) -> Rounded:
     rows, count = x.shape[0], size // BLOCK
+    pieces = _PIECES if rows == 1 else 1
     padded = -(-rows // _PADDING) * _PADDING
     result = Rounded(
         torch.empty(padded, size, dtype=FP8, device=x.device),
         torch.empty(count, padded, dtype=torch.float32, device=x.device).t(),
         rows,
         x.dtype,
+        pieces,
     )
     if not rows:
         return result
@@ -141,6 +150,7 @@ def _round(
         added=hidden is not None,
         normed=norm is not None,
         gated=gated,
+        pieces=pieces,
         blocks=blocks,
         dependent=dependent,
         launch_pdl=dependent,
@@ -152,7 +162,7 @@ def _round(
 class Fp8Linear:
     """A GEMM by a weight in fp8, [out, in], that `why_not` has nothing against.
 
-    By cuBLAS where it knows these scales, else by a kernel of ours.
+    Few rows by a kernel of ours; more by cuBLAS where it knows these scales, else by another one.
     """
 
     def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None) -> None:
@@ -165,6 +175,12 @@ class Fp8Linear:
         self.bias = bias
         device = weight.values.device
         self._by_library = weight.dtype == torch.bfloat16 and library_multiplies(device)
+        limits = limits_of(device)
+        programs = limits.cores if device.type == "cuda" else 1
+        self._device = Device(limits.shared_bytes, programs, limits.has_tma)
+        # By which the programs of a divided GEMM find out who is last; 0 between kernels.
+        most = triton.cdiv(self.outs, OUTS)
+        self._counters = torch.zeros(most, dtype=torch.int32, device=device)
 
     @property
     def outs(self) -> int:
@@ -173,18 +189,19 @@ class Fp8Linear:
 
     def __call__(self, x: torch.Tensor | Rounded) -> torch.Tensor:
         """See `Linear`."""
-        if self._by_library and x.shape[0]:
+        if self._by_library and x.shape[0] > FEW_ROWS:
             return self._multiply(x if isinstance(x, Rounded) else rounded(x))
         out = self.weight.values.new_empty(x.shape[0], self.outs, dtype=x.dtype)
         return self.into(out, x)
 
     def into(self, out: torch.Tensor, x: torch.Tensor | Rounded) -> torch.Tensor:
         """Write the GEMM to `out`, [T, out] with adjacent elements, and return it."""
-        if self._by_library and x.shape[0]:
+        if self._by_library and x.shape[0] > FEW_ROWS:
             return out.copy_(self(x))
-        if self._compiled():
+        if x.shape[0] and self._compiled():
             try:
-                return self._launch(out, x if isinstance(x, Rounded) else rounded(x))
+                launch = self._launch_few if x.shape[0] <= FEW_ROWS else self._launch_many
+                return launch(out, x if isinstance(x, Rounded) else rounded(x))
             except TritonError as error:  # before anything ran
                 _refused.add(self.weight.values.device)
                 first = " ".join(str(error).split())[-400:]
@@ -204,7 +221,42 @@ class Fp8Linear:
     def _compiled(self) -> bool:
         return self.weight.values.device not in _refused
 
-    def _launch(self, out: torch.Tensor, x: Rounded) -> torch.Tensor:
+    def _launch_few(self, out: torch.Tensor, x: Rounded) -> torch.Tensor:
+        weight, rows = self.weight, x.rows * x.pieces
+        tiles = fp8_tiles_of(rows, *weight.shape, self._device)
+        count = triton.cdiv(self.outs, tiles.outs)
+        held = held_rows(rows)
+        sums = count * tiles.split * tiles.outs * held if tiles.split > 1 else 0
+        dependent = overlaps(x.device)
+        few_rows_fp8[(count * tiles.split,)](
+            x.all_values,
+            x.all_scales,
+            x.all_scales.stride(1),
+            weight.values,
+            weight.scales,
+            *weight.scales.stride(),
+            weight.values if self.bias is None else self.bias,
+            out,
+            out.new_empty(sums, dtype=torch.float32),
+            self._counters,
+            rows,
+            self.outs,
+            size=weight.shape[1],
+            block_rows=weight.rows,
+            split=tiles.split,
+            biased=self.bias is not None,
+            of_one=x.pieces > 1,
+            held=held,
+            outs=tiles.outs,
+            stages=tiles.stages,
+            dependent=dependent,
+            ahead=AHEAD,
+            launch_pdl=dependent,
+            num_warps=tiles.warps,
+        )
+        return out
+
+    def _launch_many(self, out: torch.Tensor, x: Rounded) -> torch.Tensor:
         weight, (rows, size) = self.weight, x.shape
         tall, warps = (_TALL, _WARPS) if rows > _LOW else (_LOW, _LOW_WARPS)
         tiles = triton.cdiv(rows, tall)

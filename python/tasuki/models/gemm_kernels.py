@@ -31,7 +31,7 @@ AHEAD_OF_ONE = 512  # the same in GEMMs of one row; twice as many bring less
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _prefetch_weight(  # type: ignore[no-untyped-def]
+def prefetch_weight(  # type: ignore[no-untyped-def]
     weight,
     first_out,
     column,
@@ -89,7 +89,7 @@ def one_row(  # type: ignore[no-untyped-def]
 ):
     if dependent:
         # A weight depends on no kernel.
-        _prefetch_weight(weight, tl.program_id(0) * outs, 0, out, size, outs, gated, ahead)
+        prefetch_weight(weight, tl.program_id(0) * outs, 0, out, size, outs, gated, ahead)
         gdc_wait()
     own = tl.program_id(0) * outs + tl.arange(0, outs)
     column = tl.arange(0, columns)
@@ -123,7 +123,7 @@ def one_row(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _summed(part, split: tl.constexpr, step: tl.constexpr, mask):  # type: ignore[no-untyped-def]
+def summed(part, split: tl.constexpr, step: tl.constexpr, mask):  # type: ignore[no-untyped-def]
     # Past the first-level cache, which may hold what an earlier kernel left there.
     total = tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
     for i in tl.static_range(1, split):
@@ -247,7 +247,7 @@ def few_rows(  # type: ignore[no-untyped-def]
         # A weight depends on no kernel.
         early: tl.constexpr = ahead if ahead < share else share
         column = tl.minimum(begin, size - early)
-        _prefetch_weight(weight, tile * outs, column, out, size, outs, gated, early)
+        prefetch_weight(weight, tile * outs, column, out, size, outs, gated, early)
         gdc_wait()
     own = tile * outs + tl.arange(0, outs)
     column = begin + tl.arange(0, columns)
@@ -321,13 +321,13 @@ def few_rows(  # type: ignore[no-untyped-def]
         is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == split - 1
         if is_last:
             tl.store(counters + tile, 0)
-            total = _summed(part + at, split, step, mask)
+            total = summed(part + at, split, step, mask)
             if gated:
-                up = _summed(part + held + at, split, step, mask)
+                up = summed(part + held + at, split, step, mask)
             if second:
-                total_2 = _summed(part + at_2, split, step, mask_2)
+                total_2 = summed(part + at_2, split, step, mask_2)
                 if gated:
-                    up_2 = _summed(part + held + at_2, split, step, mask_2)
+                    up_2 = summed(part + held + at_2, split, step, mask_2)
     if is_last:
         left_squares += tile * (first + second)
         _finish(

@@ -71,6 +71,18 @@ def tiles_of(shape: Shape, device: Device) -> Tiles:
     return Tiles(OUTS, columns, 4, stages, split, in_blocks)
 
 
+def fp8_tiles_of(rows: int, out: int, size: int, device: Device) -> Tiles:
+    """The same of [rows, size] by [out, size] in fp8: a step has the columns of a scale.
+
+    Of 16 rows two programs a multiprocessor are faster than one with twice as many of the weight's.
+    """
+    held, steps = held_rows(rows), size // COLUMNS
+    outs, together = (OUTS, 2) if held <= 16 else (2 * OUTS, 1)
+    tiles, programs = -(-out // outs), device.programs * together
+    stages = stages_of(4 if tiles >= device.programs else 6, COLUMNS * (outs + held), device)
+    return Tiles(outs, COLUMNS, 4, stages, parts_of(steps, programs // tiles), False)
+
+
 def parts_of(steps: int, most: int) -> int:
     """Parts of equally many steps but for the last, none of them empty: at most `most`, or one."""
     share = -(-steps // max(1, most))

@@ -40,8 +40,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tasuki.device_limits import limits_of
 from tasuki.models import gemm_tiles, kernels, library_gemm
-from tasuki.models.fp8_kernels import one_row_fp8
-from tasuki.models.fp8_linear import Fp8Linear
 from tasuki.models.gemm_kernels import AHEAD, AHEAD_OF_ONE, few_rows, one_row
 from tasuki.models.gemm_tiles import (
     OUTS,
@@ -53,7 +51,6 @@ from tasuki.models.gemm_tiles import (
 )
 from tasuki.models.layers import PlainLinear
 from tasuki.models.ops import Weighted
-from tasuki.models.weights import BLOCK, Fp8Weight
 from tasuki.overlap import overlaps
 
 log = logging.getLogger(__name__)
@@ -63,15 +60,10 @@ LIMIT_ROWS = 128
 MIN_ROWS_WEIGHTED = 16
 
 _OUTS_OF_ONE, _COLUMNS_OF_ONE = 4, 512
-_BLOCKS_OF_ONE, _STAGES_OF_ONE_FP8 = 4, 5
 _HALF = (torch.bfloat16, torch.float16)
 _MAX_TILES = 8192  # of a gemm: rows of the largest weight / OUTS
 _WEIGHTED = (torch.bfloat16,)  # float16 has no room for what is not normed
 _MAX_STRETCHES = 128  # beyond these sums of squares would not stay in registers
-
-
-Gemm = PlainLinear | Fp8Linear
-"""What the kernels here compute."""
 
 
 class _Surroundings(TypedDict):
@@ -105,7 +97,7 @@ class FewRows:
         self._has_tma = limits.has_tma
         self._programs = limits.cores if device.type == "cuda" else 1
 
-    def takes(self, gemm: object, rows: int, most_rows: int = MAX_ROWS) -> TypeGuard[Gemm]:
+    def takes(self, gemm: object, rows: int, most_rows: int = MAX_ROWS) -> TypeGuard[PlainLinear]:
         """Whether the methods below take a GEMM of so many rows.
 
         Args:
@@ -113,23 +105,23 @@ class FewRows:
             rows: Of its input.
             most_rows: Up to `LIMIT_ROWS`; beyond `MAX_ROWS` they are rarely the fastest.
         """
-        if self.refused or not isinstance(gemm, Gemm) or not 0 < rows <= most_rows:
+        if self.refused or not isinstance(gemm, PlainLinear) or not 0 < rows <= most_rows:
             return False
-        if isinstance(gemm, Fp8Linear):
-            return rows == 1 and gemm.weight.shape[1] % (BLOCK * _BLOCKS_OF_ONE) == 0
         if rows == 1:
             return takes_one_row(gemm.weight)
         out, size = gemm.weight.shape
         half = gemm.weight.dtype in _HALF
         return half and size % gemm_tiles.COLUMNS == 0 and out <= _MAX_TILES * OUTS
 
-    def plain(self, gemm: Gemm, x: torch.Tensor) -> torch.Tensor:
+    def plain(self, gemm: PlainLinear, x: torch.Tensor) -> torch.Tensor:
         """The GEMM of `x`, [rows, in] with adjacent elements."""
         result = torch.empty(x.shape[0], gemm.weight.shape[0], dtype=x.dtype, device=x.device)
         self._run(gemm, x, result)
         return result
 
-    def normed(self, gemm: Gemm, x: torch.Tensor | Weighted, norm: torch.Tensor) -> torch.Tensor:
+    def normed(
+        self, gemm: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor
+    ) -> torch.Tensor:
         """The GEMM of `x`, [rows, in] with adjacent elements, after `kernels.norm`.
 
         Where `x` is weighted, it is so with `norm`.
@@ -137,7 +129,7 @@ class FewRows:
         return self._normed(gemm, x, norm, gemm.weight.shape[0])
 
     def gated(
-        self, gemm: Gemm, x: torch.Tensor | Weighted, norm: torch.Tensor | None
+        self, gemm: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor | None
     ) -> torch.Tensor:
         """`kernels.gated` of `normed`: [rows, in] to [rows, out / 2]; no bias.
 
@@ -148,7 +140,7 @@ class FewRows:
 
     def add(
         self,
-        gemm: Gemm,
+        gemm: PlainLinear,
         x: torch.Tensor,
         hidden: torch.Tensor,
         norm: torch.Tensor | None = None,
@@ -164,7 +156,7 @@ class FewRows:
 
     def _normed(
         self,
-        gemm: Gemm,
+        gemm: PlainLinear,
         x: torch.Tensor | Weighted,
         norm: torch.Tensor | None,
         out: int,
@@ -184,7 +176,7 @@ class FewRows:
 
     def _run(
         self,
-        gemm: Gemm,
+        gemm: PlainLinear,
         x: torch.Tensor,
         result: torch.Tensor,
         *,
@@ -217,7 +209,7 @@ class FewRows:
 
     def _launch(
         self,
-        gemm: Gemm,
+        gemm: PlainLinear,
         x: torch.Tensor,
         result: torch.Tensor,
         *,
@@ -242,7 +234,6 @@ class FewRows:
             ends = (bias, result, out, self._eps)
             self._launch_one(x, norm if normed else None, gemm.weight, ends, shared)
             return
-        assert isinstance(gemm, PlainLinear)
         weight, none = gemm.weight, self._counters  # what is not there, and not read
         has_tma = self._has_tma and _is_aligned(x, weight)
         device = Device(self._shared_bytes, self._programs, has_tma)
@@ -287,7 +278,7 @@ class FewRows:
         self,
         x: torch.Tensor,
         norm: torch.Tensor | None,
-        weight: torch.Tensor | Fp8Weight,
+        weight: torch.Tensor,
         ends: tuple[torch.Tensor, torch.Tensor, int, float],
         shared: dict[str, bool],
     ) -> None:
@@ -295,24 +286,6 @@ class FewRows:
         size, out = x.shape[1], ends[2]
         normed = norm is not None
         norm = x if norm is None else norm
-        if isinstance(weight, Fp8Weight):
-            one_row_fp8[(triton.cdiv(out, _OUTS_OF_ONE),)](
-                x,
-                norm,
-                weight.values,
-                weight.scales,
-                *weight.scales.stride(),
-                *ends,
-                size=size,
-                block_rows=weight.rows,
-                normed=normed,
-                outs=_OUTS_OF_ONE,
-                blocks=_BLOCKS_OF_ONE,
-                stages=1 if normed else _STAGES_OF_ONE_FP8,
-                num_warps=2,
-                **shared,
-            )
-            return
         one_row[(triton.cdiv(out, _OUTS_OF_ONE),)](
             x,
             norm,

@@ -8,14 +8,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tasuki.models.fp8_linear import Fp8Linear
 from tasuki.models.layers import PlainLinear
 from tasuki.models.ops import Weighted
-from tasuki.models.weights import Fp8Weight
 
 
 def multiply(
-    gemm: PlainLinear | Fp8Linear,
+    gemm: PlainLinear,
     x: torch.Tensor,
     result: torch.Tensor,
     eps: float,
@@ -43,8 +41,7 @@ def multiply(
     rows, size = x.shape
     if norm is not None and not added and squares is None and rows == 1:
         x = torch.rms_norm(x.float(), (size,), norm.float(), eps).to(x.dtype)
-    weight = gemm.weight.dense() if isinstance(gemm.weight, Fp8Weight) else gemm.weight
-    total = F.linear(x, weight).float()
+    total = F.linear(x, gemm.weight).float()
     if squares is not None:
         total *= torch.rsqrt(squares.sum(0)[:rows, None] / size + eps)
     if gemm.bias is not None:

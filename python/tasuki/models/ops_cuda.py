@@ -24,7 +24,7 @@ from tasuki.models.fp8_linear import (
     norm_rounded,
     rounded,
 )
-from tasuki.models.gemms import LIMIT_ROWS, FewRows, Gemm
+from tasuki.models.gemms import LIMIT_ROWS, FewRows
 from tasuki.models.layers import Linear, PlainLinear, SummedLinear
 from tasuki.models.ops import Addend, Ahead, DenseMlp, LlamaLayer, Norms, Ops, Rotation
 from tasuki.models.rope import rope_table
@@ -52,7 +52,7 @@ class CudaOps(Ops):
 
     def qkv(self, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead) -> torch.Tensor:
         """See `Ops.qkv`."""
-        if hidden.shape[0] > 1 and _is_fp8(layer):
+        if _is_fp8(layer):
             norm, eps = layer.attention_norm, self._spec.norm_eps
             if isinstance(ahead, Addend):
                 return layer.qkv(add_norm_rounded(hidden, ahead.x, norm, eps))
@@ -66,7 +66,7 @@ class CudaOps(Ops):
         mlp = layer.mlp
         if isinstance(mlp, Experts):
             return super().rest(layer, hidden, attended, norm)
-        if hidden.shape[0] > 1 and _is_fp8(layer):
+        if _is_fp8(layer):
             output = layer.output(rounded(attended))
             x = add_norm_rounded(hidden, output, layer.mlp_norm, self._spec.norm_eps)
             return Addend(mlp.down(gated_rounded(mlp.gate_up(x))))
@@ -118,7 +118,7 @@ class CudaOps(Ops):
     ) -> Ahead:
         """Add the GEMM of `x` to `hidden` in place; what is left for the norm, as `Ops.rest`."""
         if choice.add == "ours":
-            assert isinstance(gemm, Gemm)
+            assert isinstance(gemm, PlainLinear)
             return self._few.add(gemm, x, hidden, norm if choice.use == "ours" else None)
         if choice.add == "addmm":
             assert isinstance(gemm, PlainLinear)
@@ -140,7 +140,7 @@ class CudaOps(Ops):
         """Norm, the GEMM of gate and up, gate: [rows, inner]."""
         if choice.use != "ours":
             return self.gated(mlp.gate_up(self.normed(hidden, norm, ahead)))
-        assert isinstance(mlp.gate_up, Gemm)
+        assert isinstance(mlp.gate_up, PlainLinear)
         assert not isinstance(ahead, Addend)
         if isinstance(ahead, torch.Tensor):
             return self._few.gated(mlp.gate_up, ahead, None)
@@ -152,7 +152,7 @@ class CudaOps(Ops):
         """Norm, and the GEMM of queries, keys and values."""
         if choice.use != "ours":
             return super().qkv(layer, hidden, ahead)
-        assert isinstance(layer.qkv, Gemm) and not isinstance(ahead, Addend)
+        assert isinstance(layer.qkv, PlainLinear) and not isinstance(ahead, Addend)
         if isinstance(ahead, torch.Tensor):
             return self._few.plain(layer.qkv, ahead)
         x = hidden if ahead is None else ahead
