@@ -218,6 +218,22 @@ def test_a_lone_prompt_that_was_measured_says_how_early_prompts_must_come(tmp_pa
     assert mean["lone"] - mean["launch"] == pytest.approx(6 - 2, rel=0.1)
 
 
+def test_steps_that_only_decode_are_padded_to_the_rows_that_a_worker_has_graphs_for(
+    tmp_path: Path,
+) -> None:
+    decode = [{"batch": n, "context": 64, "seconds": 0.001 * n} for n in (1, 64)]
+    tpot_ms = {}
+    for name, more in (("as they are", {}), ("padded", {"decode_rows": [1, 32, 48, 64]})):
+        steps = steps_file(tmp_path / "steps.json", decode=decode, **more)
+        output = tmp_path / "run.json"
+        words = ["--steps", str(steps), "--lengths", "64:50", "--num-requests", "36"]
+        words += ["--arrival", "closed", "--max-concurrency", "36", "--output", str(output)]
+        assert _native.run_simulate(words) == 0
+        tpot_ms[name] = json.loads(output.read_text())["metrics"]["itl_ms"]["median"]
+    assert tpot_ms["as they are"] == pytest.approx(36, rel=0.02)
+    assert tpot_ms["padded"] == pytest.approx(48, rel=0.02)
+
+
 def test_a_result_says_how_many_workers_and_gpus_there_are(tmp_path: Path) -> None:
     """As a sweep does, so that both are drawn for each GPU, or for each worker of a processor."""
     of_cpu, output = steps_file(tmp_path / "steps.json"), tmp_path / "run.json"

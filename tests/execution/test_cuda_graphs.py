@@ -53,6 +53,7 @@ def make_rig(*, max_rows: int, overlap: bool) -> tuple[Rig, Recorder, PlannedAtt
     runner = ModelRunner(model, attention, pool)  # type: ignore[arg-type]
     runner.capture(max_rows, config.max_model_len, recorder=recorder)
     assert not pool.any(), "recording wrote to the pool"
+    assert runner.decode_rows == buckets_up_to(max_rows)
     return Rig(Engine(config, runner), pool, model), recorder, attention
 
 

@@ -31,6 +31,10 @@ pub struct StepsFile {
     /// Files of earlier versions have none.
     #[serde(default)]
     beside: Vec<BesideRow>,
+    /// Rows that a step which only decodes is padded to. Files of earlier versions, and of workers
+    /// without CUDA graphs, have none.
+    #[serde(default)]
+    decode_rows: Vec<f64>,
     #[serde(default)]
     transfer: Vec<Transfer>,
     /// The host plans and launches a step, while the device computes the one before it. Files of
@@ -141,10 +145,11 @@ impl StepsFile {
             &self.decode,
             &self.beside,
         );
-        table.map_err(|source| SimulateError::Table {
+        let table = table.map_err(|source| SimulateError::Table {
             path: path.to_owned(),
             source,
-        })
+        })?;
+        Ok(table.padded_to(self.decode_rows.clone()))
     }
 
     pub fn block_size(&self) -> u32 {

@@ -127,6 +127,7 @@ def run_steps(
             "threads": torch.get_num_threads(),
         },
         "repeat": grid.repeat,
+        "decode_rows": list(built.decode_rows),
         **step_tables(seconds, built.layout.block_bytes),
         **_lone_tables(served.lone),
     }

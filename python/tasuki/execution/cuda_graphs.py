@@ -69,7 +69,7 @@ class DecodeGraphs:
         self._model = model
         self._attention = attention
         self._sampled = sampled
-        self._buckets = buckets_up_to(max_rows)
+        self.buckets = buckets_up_to(max_rows)
         self._collective = collective
         self._joint = JointLogits(collective, model.spec.vocab_size)
         self._width = max_width
@@ -82,14 +82,14 @@ class DecodeGraphs:
     def capture(self, staging: Staging, recorder: Recorder) -> None:
         """Record every bucket, the largest first: the others fit into its memory."""
         self._graphs = record_all(
-            self._buckets,
+            self.buckets,
             lambda bucket: self._record(bucket, staging, recorder),
             "rows in a batch:",
         )
 
     def bucket_for(self, rows: int) -> int | None:
         """The bucket for so many decodes; None: they are too many."""
-        return next((bucket for bucket in self._buckets if bucket >= rows), None)
+        return next((bucket for bucket in self.buckets if bucket >= rows), None)
 
     def run(self, header: StepHeader, staging: Staging) -> Outputs:
         """Run the decode batch that `staging` holds.

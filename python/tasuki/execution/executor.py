@@ -80,6 +80,11 @@ class Executor:
         """Whether graphs read `sampled` where it is."""
         return self._graphs is not None
 
+    @property
+    def decode_rows(self) -> Sequence[int]:
+        """Rows that steps which only decode are padded to, ascending; none: they are not."""
+        return () if self._graphs is None else self._graphs.buckets
+
     def capture(
         self,
         max_rows: int,

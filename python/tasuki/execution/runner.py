@@ -156,6 +156,11 @@ class ModelRunner:
         with self._here:
             self._executor.capture(max_rows, max_model_len, max_tokens, recorder)
 
+    @property
+    def decode_rows(self) -> Sequence[int]:
+        """See `Executor.decode_rows`."""
+        return self._executor.decode_rows
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         """Put a step into the stream: copy blocks, run the model; sample, without grammars.

@@ -11,7 +11,7 @@ import importlib.metadata
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,7 +49,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What is settled before the engine thread starts; `ranks`: the others, if there are any."""
+    """What is settled before the engine thread starts.
+
+    Attributes:
+        ranks: The others, if there are any.
+        decode_rows: Rows that steps which only decode are padded to; none: they are not.
+    """
 
     engine: Engine
     transport: Transport
@@ -58,6 +63,7 @@ class Built:
     info: pb.WorkerInfo
     grammars: GrammarPool
     ranks: Ranks | None
+    decode_rows: Sequence[int]
 
 
 def build(
@@ -156,6 +162,7 @@ def _build(
         _info(plan, spec, size, layout, identity, device),
         GrammarPool(GrammarCompiler(config.model, spec.vocab_size, spec.eos_token_ids)),
         ranks,
+        runner.decode_rows,
     )
 
 

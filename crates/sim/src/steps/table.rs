@@ -58,6 +58,8 @@ pub struct StepTable {
     decode: Grid,
     /// What prompts add to decodes, where that was measured.
     beside: Option<Grid>,
+    /// Rows that a step which only decodes is padded to, ascending; empty: it is not.
+    decode_rows: Vec<f64>,
     /// Else: of a step with prompts alone, what does not depend on them is not paid beside decodes.
     prompt_step_s: f64,
     largest_drop: f64,
@@ -105,9 +107,18 @@ impl StepTable {
             first,
             decode,
             beside,
+            decode_rows: Vec::new(),
             prompt_step_s,
             largest_drop,
         })
+    }
+
+    /// The same of a worker that pads steps which only decode to one of so many rows: what CUDA
+    /// graphs are recorded for. More rows are not padded.
+    pub fn padded_to(mut self, mut decode_rows: Vec<f64>) -> Self {
+        decode_rows.sort_by(f64::total_cmp);
+        self.decode_rows = decode_rows;
+        self
     }
 
     /// How much less time, as a share, a step took than the measured one with less in it. More than
@@ -119,8 +130,12 @@ impl StepTable {
     pub fn step_s(&self, work: &Work) -> f64 {
         let mut seconds = 0.0;
         if work.sequences > 0.0 {
-            let context = work.kv_tokens / work.sequences;
-            seconds += self.decode.at(context, work.sequences);
+            let rows = match work.prompt_tokens > 0.0 {
+                true => work.sequences,
+                false => self.padded(work.sequences),
+            };
+            // Padding attends to nothing: all rows together attend to what was asked for.
+            seconds += self.decode.at(work.kv_tokens / rows, rows);
         }
         if work.prompt_tokens > 0.0 {
             let alone_s = self.prompts_alone_s(work);
@@ -135,6 +150,11 @@ impl StepTable {
             };
         }
         seconds.max(1e-9)
+    }
+
+    fn padded(&self, sequences: f64) -> f64 {
+        let next = self.decode_rows.partition_point(|&rows| rows < sequences);
+        *self.decode_rows.get(next).unwrap_or(&sequences)
     }
 
     /// What the first step after a pause takes longer, if it only computes prompts.

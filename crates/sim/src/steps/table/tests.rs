@@ -49,6 +49,32 @@ fn measured_points_are_met_and_what_is_between_is_linear() {
 }
 
 #[test]
+fn a_step_that_only_decodes_is_padded_by_rows_without_tokens() {
+    let padded = table().padded_to(vec![3.0, 1.0]);
+    let step_s = |table: &StepTable, work: Work| table.step_s(&work);
+    let decodes = Work {
+        sequences: 2.0,
+        kv_tokens: 600.0,
+        ..Work::default()
+    };
+    assert_eq!(step_s(&padded, decodes), 4.0); // three rows of 200 tokens, not two of 300
+    for (sequences, kv_tokens) in [(3.0, 600.0), (4.0, 800.0)] {
+        let work = Work {
+            sequences,
+            kv_tokens,
+            ..Work::default()
+        };
+        assert_eq!(step_s(&padded, work), step_s(&table(), work));
+    }
+    let beside = Work {
+        prompt_tokens: 100.0,
+        prompt_squares: 100.0 * 100.0,
+        ..decodes
+    };
+    assert_eq!(step_s(&padded, beside), step_s(&table(), beside));
+}
+
+#[test]
 fn prompts_of_one_step_count_as_one_and_share_the_step_with_decodes() {
     let prompt = Work {
         prompt_tokens: 100.0,
