@@ -122,6 +122,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "revisions-merge-h200": revisions("gpu_revisions_merge_h200"),
     "revisions-scalars-h200": revisions("gpu_revisions_scalars_h200"),
     "revisions-scalars-llama": revisions("gpu_revisions_scalars_h200_llama-3-8b"),
+    "revisions-fp8": revisions("gpu_revisions_fp8_h200"),
     "revisions-h100": revisions("gpu_revisions_h100"),
     "sampled": sampled,
     "dispatch": dispatch,

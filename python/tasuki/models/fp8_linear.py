@@ -2,16 +2,18 @@
 
 The input is rounded to fp8 as well, with a float32 scale for each 128 columns of a row
 (`Rounded`), and fp8 is multiplied by fp8. The one row of a step that has no other is not
-rounded: gemms.py. Microseconds of a layer's four GEMMs in Qwen3-4B's shape on an H200, in CUDA
-graphs:
+rounded: it is the sum of three rows of fp8, which take as long as one. Microseconds of a
+layer's four GEMMs in Qwen3-4B's shape on an H200, in CUDA graphs:
 
     rows                           16    32    96   256   608  2048  4096
     bfloat16                       69    70    71    93   183   601  1219
     cuBLAS, scales of 1 x 128      44    46    52    86   152   488   920
     cuBLAS, scales of 128 x 128                           120   382   765
-    our kernel                    142   118   147   178   344   909  1675
+    our kernel for many rows      142   118   147   178   344   909  1675
 
-(`benchmarks/gpu/fp8.py`.)
+(`benchmarks/gpu/fp8.py`.) Our kernel for few rows shortens whole steps of up to 32 rows
+(benchmarks/RESULTS.md, fp8). With more its tensor cores wait for the scaling of each 128
+columns' sums, and cuBLAS's are as fast or faster, however it is divided.
 """
 
 from __future__ import annotations
