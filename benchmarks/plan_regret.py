@@ -139,7 +139,7 @@ class Campaign:
                 if chosen not in candidates:
                     candidates.insert(0, chosen)
                 rate = float(best["rate"])
-                self._planned[load, name] = _number(rate)
+                self._planned[load, name] = number_of(rate)
                 told = {"load": load, "objectives": name, "recommended": chosen.name}
                 self.plans.append({**told, "expected": best["at"]})
                 print(f"{load}, {slo}: {chosen.name}, {rate:.2f} requests/s", flush=True)
@@ -193,7 +193,7 @@ class Campaign:
     def _climb_all(self, url: Callable[[], str], design: Design, steps: Path, load: str) -> bool:
         """A load at the rates that each pair of objectives asks for; whether all are known now."""
         rows = {
-            _number(run["rate"]): run
+            number_of(run["rate"]): run
             for run in self.runs
             if (run["load"], run["design"]) == (load, design.name)
         }
@@ -281,7 +281,7 @@ class Campaign:
         return f"{self.workers}m"
 
 
-def _number(rate: float) -> int:
+def number_of(rate: float) -> int:
     """Of the nearest rate that is sent; it says which requests these are, also when resumed."""
     return round(math.log(rate, APART))
 

@@ -209,6 +209,43 @@ def open_loop_errors(name: str) -> Callable[[], str]:
     return table
 
 
+def simulated_again() -> str:
+    """How far this simulator is off under loads that were measured before, and that one's was."""
+    keys = [f"{kind}_{part}_ms" for kind in ("ttft", "tpot") for part in ("median", "p95")]
+    columns_ms = ("TTFT p50 ms", "p95", "TPOT p50 ms", "p95")
+    by_file: dict[tuple[str, str], list[Any]] = {}
+    lines = []
+    for run in load("simulated_again")["runs"]:
+        by_file.setdefault((run["file"], run["load"]), []).append(run)
+        if run["file"] == "open_loop_1xh200":
+            cells = [
+                _beside(number(run[way][key]) for way in ("measured", "again")) for key in keys
+            ]
+            heads = [run["load"], run["design"], number(run["rate"])]
+            lines.append([*heads, f"{100 * run['in_time']:.0f}%", *cells])
+    each = rows(("load", "topology", "requests/s", "in time", *columns_ms), lines)
+    lines = []
+    for (name, of), runs in by_file.items():
+        for way in ("simulated", "again"):
+            cells = []
+            for key in keys:
+                errors = [abs(run[way][key] / run["measured"][key] - 1.0) for run in runs]
+                cells.append(f"{100 * median(errors):.0f}% ({100 * max(errors):.0f}%)")
+            when = "then" if way == "simulated" else "now"
+            lines.append([name, of, str(len(runs)), when, *cells])
+    heads = (
+        "file",
+        "load",
+        "runs",
+        "simulator",
+        "TTFT p50: median (worst)",
+        "p95",
+        "TPOT p50",
+        "p95",
+    )
+    return source("simulated_again") + each + "\n\n" + rows(heads, lines)
+
+
 def _beside(values: Iterable[str]) -> str:
     """Measured, and in brackets simulated."""
     measured, simulated = (value.strip() for value in values)
