@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from tasuki.cli import app
 from tasuki.command_line import parse_bytes, parse_host_port, with_options
+from tasuki.launch.config import ServeConfig
 from tasuki.options import arguments, options_of, types_of
 from tasuki.worker.config import WorkerConfig
 
@@ -63,6 +64,29 @@ def test_values_out_of_range_are_refused_before_anything_starts(option: str, val
     refused = CliRunner().invoke(app, ["serve", option, value])
     assert refused.exit_code == 2
     assert f"Invalid value for '{option}'" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ([], "smollm2-135m"),
+        (["owner/name"], "owner/name"),
+        (["--model", "owner/name"], "owner/name"),
+        (["owner/name", "--model", "owner/name"], "owner/name"),
+    ],
+)
+def test_serve_takes_its_model_with_and_without_the_option(
+    words: list[str], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[ServeConfig] = []
+    monkeypatch.setattr("tasuki.launch.serve.serve", lambda config: (started.append(config), 0)[1])
+    assert CliRunner().invoke(app, ["serve", "--device", "cpu", *words]).exit_code == 0
+    assert started[0].model == model
+
+
+def test_two_models_are_refused() -> None:
+    refused = CliRunner().invoke(app, ["serve", "one", "--model", "other"])
+    assert "the model is one and --model other: give one of them" in str(refused.exception)
 
 
 def test_every_option_of_a_worker_survives_the_command_line() -> None:

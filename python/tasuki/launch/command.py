@@ -14,7 +14,7 @@ from tasuki.launch.config import ServeConfig
 from tasuki.launch.role_options import parse_role_options
 from tasuki.launch.router_options import RouterOptions
 from tasuki.options import options_of
-from tasuki.worker.config import WorkerConfig
+from tasuki.worker.config import ConfigError, WorkerConfig
 
 Model = Annotated[str, described("Folder, hub id, or smollm2-135m [smollm2-135m].")]
 Prefill = Annotated[int | None, described("Prefill workers [CPU 1, GPUs: see --mixed].")]
@@ -33,7 +33,12 @@ _SERVED = [name for name, known in options_of(WorkerConfig).items() if known.ser
 @with_options(worker=_SERVED)
 def serve(
     *,
-    model: Model = "smollm2-135m",
+    name: Annotated[
+        str | None, typer.Argument(help="The same as --model.", metavar="MODEL")
+    ] = None,
+    model: Annotated[
+        str | None, described("Folder, hub id, or smollm2-135m [smollm2-135m].")
+    ] = None,
     prefill: Prefill = None,
     decode: Decode = None,
     mixed: Mixed = None,
@@ -134,6 +139,9 @@ def serve(
 
     if control_socket is not None:
         check_socket(control_socket)  # before the plan, which may fetch the model
+    if None not in (name, model) and name != model:
+        raise ConfigError(f"the model is {name} and --model {model}: give one of them")
+    model = name or model or "smollm2-135m"
     by_role = {"prefill": prefill_option, "decode": decode_option, "mixed": mixed_option}
     ranks: tuple[tuple[str, int], ...]
     ranks = (("prefill", tp_prefill), ("decode", tp_decode), ("mixed", tp_mixed))
