@@ -125,8 +125,8 @@ class StepGrid:
 GPU_SIZES: Mapping[str, Any] = {
     "prefill_tokens": (64, 512, 1024, 2048, 4096),
     "prefill_context": (0, 4096),
-    "decode_batch": (1, 16, 32, 64, 96, 128, 192, 256),
-    "decode_context": (512, 4096),
+    "decode_batch": (1, 16, 32, 48, 64, 96, 128, 192, 256),
+    "decode_context": (512, 2048, 4096),
     "transfer_blocks": (1, 32, 160),
     "repeat": 3,
 }
