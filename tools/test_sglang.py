@@ -2,7 +2,7 @@
 
 `make test-sglang` calls it. SGLang computes by torch there, in place of its CUDA kernels. Each
 check prints one line; the first that fails ends the run. The three workers take some minutes to
-start and 3 GB each.
+start and 3 GB for each rank: the prefill worker has two data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ START_S = 600.0
 GENERATE = "/generate"
 LAUNCH = Path(__file__).with_name("sglang_on_cpu") / "launch.py"
 PREFILL = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port")
+RANKS = ("--dp-size", "2")
 DECODE = ("--disaggregation-mode", "decode")
 DECODE += ("--disaggregation-decode-retraction-backup", "cpu_tensor")  # the other needs CUDA
 
@@ -54,6 +55,8 @@ def start_sglang(python: Path, model: Path, port: int, log: Path, *options: str)
         "MC_FORCE_TCP": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    if RANKS[0] in options:
+        env["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"
     return Process(words, log, env)
 
 
@@ -98,9 +101,19 @@ def colocated(router: int, worker: int) -> str:
     return story
 
 
-def split(router: int, whole: int, decode: int, story: str) -> None:
+def split(router: int, whole: int, halves: tuple[int, int], story: str) -> None:
     """Prefill and decode apart; `whole` serves alone, to compare with."""
+    prefill, decode = halves
     check("split: the story is the same", text_of(list(stream(router, STORY))) == story)
+    direct = said(ask(whole, CHAT, CAPITAL)[2])
+    answers = [said(ask(router, CHAT, CAPITAL)[2]) for _ in range(8)]
+    check("split: so are answers over two ranks of prefill", answers == [direct] * 8, answers)
+    named = ask(router, CHAT, {**CAPITAL, "routed_dp_rank": 0})
+    check("split: and one on a rank that the client names", said(named[2]) == direct, named)
+    refused = ask(router, CHAT, {**CAPITAL, "routed_dp_rank": 2})
+    check("split: a rank that is not there is a 400", refused[0] == 400, refused)
+    failed = metric(prefill, "sglang:num_bootstrap_failed_reqs_total")
+    check("split: no room was refused", not failed, failed)
     alone, apart = ask(whole, GENERATE, TWO), ask(router, GENERATE, TWO)
     check("split: two prompts have a room each", tokens_of(alone[2]) == tokens_of(apart[2]))
     status, _, text = ask(router, GENERATE, CHOICES)
@@ -181,7 +194,7 @@ def main() -> None:
 
     try:
         start("whole", whole)
-        start("prefill", prefill, *PREFILL, str(bootstrap))
+        start("prefill", prefill, *PREFILL, str(bootstrap), *RANKS)
         start("decode", decode, *DECODE)
         for name, port in (("whole", whole), ("prefill", prefill), ("decode", decode)):
             until(f"SGLang ({name})", lambda name=name, port=port: is_up(name, port), START_S)
@@ -193,7 +206,7 @@ def main() -> None:
         )
         story = colocated(route("colocated", alone), whole)
         router = route("split", *halves)
-        split(router, whole, decode, story)
+        split(router, whole, (prefill, decode), story)
         doctor(args.tasuki, router, (prefill, decode))
         deaths(route("all", *halves, alone), processes["whole"], story)
         print("all checks passed")

@@ -102,6 +102,8 @@ pub struct Manner {
     pub metrics_hang: bool,
     /// Of data parallelism, where a worker reports them.
     pub ranks: u64,
+    /// Each with all of the model, where else they divide attention alone.
+    pub ranks_are_replicas: bool,
 }
 
 impl Default for Manner {
@@ -123,6 +125,7 @@ impl Default for Manner {
             breaks: false,
             metrics_hang: false,
             ranks: 1,
+            ranks_are_replicas: false,
         }
     }
 }

@@ -10,10 +10,20 @@ use super::*;
 
 /// Workers of so many ranks.
 async fn fleet(workers: &[(&'static str, u64)]) -> (Router, Vec<FakeWorker>, Arc<Fabric>) {
+    fleet_of(workers, false).await
+}
+
+async fn fleet_of(
+    workers: &[(&'static str, u64)],
+    are_replicas: bool,
+) -> (Router, Vec<FakeWorker>, Arc<Fabric>) {
     let fabric = Arc::new(Fabric::default());
     let started = workers.iter().enumerate().map(|(at, (role, ranks))| {
         let worker = start(&format!("s{at}"), role, &fabric);
-        worker.set(|manner| manner.ranks = *ranks);
+        worker.set(|manner| {
+            manner.ranks = *ranks;
+            manner.ranks_are_replicas = are_replicas;
+        });
         worker
     });
     let started: Vec<_> = started.collect();
@@ -42,8 +52,37 @@ async fn where_nobody_names_a_rank_the_room_does() {
 }
 
 #[tokio::test]
+async fn ranks_that_are_replicas_are_named_by_the_router() {
+    let (router, workers, fabric) = fleet_of(&[("prefill", 3), ("decode", 2)], true).await;
+    for (path, body) in WITHOUT {
+        for _ in 0..8 {
+            let got = router.post(path, &format!("{body}}}")).await;
+            assert_eq!(got.status, 200, "{}", got.body);
+        }
+    }
+    fabric.check();
+    let body = |body: &String| serde_json::from_str::<Value>(body).unwrap();
+    let of_prefill: Vec<Value> = workers[0].bodies().iter().map(body).collect();
+    for rank in 0..3 {
+        assert!(of_prefill.iter().any(|body| body["routed_dp_rank"] == rank));
+    }
+    let of_decode: Vec<Value> = workers[1].bodies().iter().map(body).collect();
+    assert!(
+        of_decode
+            .iter()
+            .all(|body| body.get("routed_dp_rank").is_none())
+    );
+}
+
+#[tokio::test]
 async fn a_named_rank_is_that_of_both_legs() {
-    let (router, workers, fabric) = fleet(&[("prefill", 3), ("decode", 4)]).await;
+    for are_replicas in [false, true] {
+        a_named_rank_holds(are_replicas).await;
+    }
+}
+
+async fn a_named_rank_holds(are_replicas: bool) {
+    let (router, workers, fabric) = fleet_of(&[("prefill", 3), ("decode", 4)], are_replicas).await;
     for (path, body) in WITHOUT {
         for (fields, header) in [
             (r#","routed_dp_rank":2"#, None),

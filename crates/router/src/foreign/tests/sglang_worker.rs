@@ -72,6 +72,7 @@ async fn server_info(State(worker): State<Arc<Worker>>, uri: Uri) -> Result<Resp
     };
     let info = json!({"disaggregation_mode": mode, "name": worker.name,
         "dp_size": worker.manner().ranks,
+        "enable_dp_attention": !worker.manner().ranks_are_replicas,
         "disaggregation_bootstrap_port": worker.bootstrap_port,
         "internal_states": [{"of": worker.name}]});
     Ok(axum::Json(info).into_response())
@@ -190,15 +191,31 @@ async fn meet(
             fabric.violation(format!("{hosts:?} {ports:?} {rooms:?}")),
         ));
     }
-    // Both legs get the same, but for what decode is told of prefill's rank.
+    // Both legs get the same, but for their ranks.
     let mut same = body.clone();
-    same.remove(PREFILL_RANK);
+    for rank in [PREFILL_RANK, "routed_dp_rank"] {
+        same.remove(rank);
+    }
     let text = String::from_utf8(same.to_json()).unwrap();
     for number in rooms {
         let room = Arc::clone(fabric.rooms.lock().unwrap().entry(number).or_default());
         if leg == "prefill" {
             let ranks = worker.manner().ranks;
-            *room.prefill_rank.lock().unwrap() = (ranks, rank.unwrap_or(number % ranks));
+            let runs_on = rank.unwrap_or(number % ranks);
+            *room.prefill_rank.lock().unwrap() = (ranks, runs_on);
+            // As 0.5.23 compares, for which each replica is rank 0.
+            let compared = match worker.manner().ranks_are_replicas {
+                true => 0,
+                false => runs_on,
+            };
+            let fault = match body.read::<u64>(PREFILL_RANK) {
+                Some(told) => (told != runs_on).then_some(told),
+                None => (compared != number % ranks).then_some(number % ranks),
+            };
+            if let Some(implied) = fault {
+                let what = format!("follow_bootstrap_room conflict: {runs_on}, not {implied}");
+                return Err(Box::new(fabric.violation(what)));
+            }
         }
         if room
             .legs
@@ -248,7 +265,7 @@ fn rank(
     headers: &HeaderMap,
     body: &Object,
 ) -> Result<Option<u64>, String> {
-    if worker.role != "decode" && body.has(PREFILL_RANK) {
+    if worker.role.is_empty() && body.has(PREFILL_RANK) {
         return Err(format!("{PREFILL_RANK} where nothing is decoded"));
     }
     let header = headers.get("x-data-parallel-rank");

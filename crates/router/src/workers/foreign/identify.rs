@@ -15,6 +15,7 @@ use tasuki_flow::fleet::WorkerInfo;
 
 use super::client::{Client, HttpError};
 use super::prometheus::Samples;
+use super::ranks::{self, Ranks};
 use super::scrape::{Scrape, UNKNOWN_BLOCKS, USUAL_BLOCK_TOKENS, scrape};
 use super::sglang::SERVER_INFO;
 use crate::discovery::{Engine, ForeignAddress};
@@ -82,6 +83,7 @@ struct ServerInfo {
     disaggregation_mode: Option<String>,
     disaggregation_bootstrap_port: Option<u16>,
     dp_size: Option<u32>,
+    enable_dp_attention: Option<bool>,
 }
 
 /// A worker that is ready.
@@ -89,7 +91,7 @@ pub struct Found {
     pub info: WorkerInfo,
     pub scrape: Scrape,
     /// Data-parallel ranks; `None`: it does not tell, as vLLM.
-    pub ranks: Option<u32>,
+    pub ranks: Option<Ranks>,
 }
 
 /// Asks a worker of one engine.
@@ -110,7 +112,7 @@ impl Probe<'_> {
         };
         let scrape = self.scrape().await;
         Ok(Found {
-            info: info(self.address, names, &scrape),
+            info: info(self.address, names, &scrape, ranks),
             scrape,
             ranks,
         })
@@ -136,7 +138,7 @@ impl Probe<'_> {
     }
 
     /// Its data-parallel ranks.
-    async fn check_sglang(&self) -> Result<Option<u32>, ProbeError> {
+    async fn check_sglang(&self) -> Result<Option<Ranks>, ProbeError> {
         let [path, older] = SERVER_INFO;
         let page = match self.get(path).await {
             Err(ProbeError::Status { status, .. }) if status == StatusCode::NOT_FOUND => {
@@ -157,7 +159,10 @@ impl Probe<'_> {
             Some(theirs) if self.address.role == Role::Prefill && theirs != ours => {
                 Err(ProbeError::OtherPort { ours, theirs })
             }
-            _ => Ok(info.dp_size),
+            _ => Ok(info.dp_size.map(|count| Ranks {
+                count,
+                are_replicas: info.enable_dp_attention == Some(false),
+            })),
         }
     }
 
@@ -236,11 +241,19 @@ fn names(mut models: Vec<Model>) -> Option<Names> {
     })
 }
 
-fn info(address: &ForeignAddress, names: Names, scrape: &Scrape) -> WorkerInfo {
+fn info(
+    address: &ForeignAddress,
+    names: Names,
+    scrape: &Scrape,
+    ranks: Option<Ranks>,
+) -> WorkerInfo {
     let identity = identity(address.engine, &names.model);
     let endpoint = match address.engine {
         Engine::Vllm => address.authority.clone(),
-        Engine::Sglang => format!("{}:{}", address.host(), address.bootstrap_port),
+        Engine::Sglang => {
+            let to_name = ranks.and_then(Ranks::to_name);
+            ranks::endpoint(address.host(), address.bootstrap_port, to_name)
+        }
     };
     WorkerInfo {
         peer: Peer {

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::client::{HttpError, MOST_ANSWER_BYTES};
 use super::exchange::{Connections, Exchange};
 use super::forward::first_error;
-use super::ranks;
+use super::ranks::{self, Ranks};
 use super::recomputed::{KvLoads, Recomputed};
 use super::sglang::{self, Meeting};
 use super::vllm::{self, NoTicket};
@@ -44,7 +44,7 @@ pub struct Site {
     pub stalled: Option<Duration>,
     pub loads: KvLoads,
     /// Of data parallelism; `None`: it does not tell.
-    pub ranks: Option<u32>,
+    pub ranks: Option<Ranks>,
 }
 
 /// Why a leg did not end well.
@@ -208,7 +208,7 @@ impl Leg<'_> {
             Engine::Sglang => ranks::named(request, self.site.ranks)?,
             Engine::Vllm => None,
         };
-        let meet = |host, port| {
+        let meet = |host, port, to_name: Option<u32>| {
             let meeting = Meeting {
                 host,
                 port,
@@ -216,8 +216,13 @@ impl Leg<'_> {
                 rooms: request.rooms,
             };
             let mut body = sglang::body(&client, meeting);
-            if let Some(rank) = rank {
-                ranks::set(&mut body, rank, self.spec.kind != LegKind::Prefill);
+            let chosen = || to_name.map(|count| sglang::rank(self.name, count));
+            if let Some(of_prefill) = rank.or_else(chosen) {
+                ranks::set_of_prefill(&mut body, of_prefill);
+                let own = (self.spec.kind == LegKind::Prefill).then_some(of_prefill);
+                if let Some(own) = own.or(rank) {
+                    ranks::set(&mut body, own);
+                }
             }
             body
         };
@@ -230,15 +235,14 @@ impl Leg<'_> {
                 Ok(vllm::decode_body(&client, ticket))
             }
             (Engine::Sglang, Some(Handoff::With(_)), LegKind::Prefill) => {
-                Ok(meet(self.site.address.host(), bootstrap_port))
+                let to_name = self.site.ranks.and_then(Ranks::to_name);
+                Ok(meet(self.site.address.host(), bootstrap_port, to_name))
             }
             (Engine::Sglang, Some(Handoff::With(peer)), _) => {
-                let endpoint = peer.kv_endpoint.rsplit_once(':');
-                let (host, port) = endpoint.unwrap_or((&peer.kv_endpoint, ""));
-                let port = port
-                    .parse()
-                    .map_err(|_| Failure::failed("no bootstrap port"))?;
-                Ok(meet(host, port))
+                let endpoint = ranks::read_endpoint(&peer.kv_endpoint);
+                let (host, port, to_name) =
+                    endpoint.ok_or_else(|| Failure::failed("no bootstrap port"))?;
+                Ok(meet(host, port, to_name))
             }
             _ => Err(Failure::failed("a handoff of another engine")),
         }

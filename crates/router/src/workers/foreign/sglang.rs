@@ -62,6 +62,11 @@ fn room(attempt: &str, index: u32) -> u64 {
     hasher.finish() >> (u64::BITS - ROOM_BITS)
 }
 
+/// One of `count` ranks, for an attempt; both legs draw the same.
+pub fn rank(attempt: &str, count: u32) -> u32 {
+    u32::try_from(room(attempt, 0) % u64::from(count)).unwrap_or(0)
+}
+
 /// Whether decode's answer lacks the log probabilities of the prompt, which prefill has.
 pub fn wants_prompt_logprobs(client: &Object) -> bool {
     client
