@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import queue
 import socket
 import threading
@@ -119,6 +121,49 @@ def test_connections_that_say_nothing_end_and_are_few_at_a_time(
         assert meeting.most <= 2
         threading.Timer(1.5, theirs.send, ["late"]).start()
         assert ours.recv() == "late", "with the key it may be silent"
+
+
+@pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EMFILE])
+def test_an_accept_that_fails_does_not_end_the_meeting(
+    port: int, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    accept, failed = socket.socket.accept, threading.Event()
+
+    def fail_once(listener: socket.socket) -> tuple[socket.socket, object]:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(number, os.strerror(number))
+        return accept(listener)
+
+    monkeypatch.setattr(hosts, "_RETRY_S", 0.01)
+    monkeypatch.setattr(hosts, "_MEET_S", 5.0)
+    monkeypatch.setattr(socket.socket, "accept", fail_once)
+    with contextlib.closing(Meeting(HOST, port, KEY)) as meeting:
+        assert failed.wait(10)
+        ours, theirs = meet(meeting, port, 1)
+        theirs.send("here")
+        assert ours.recv() == "here"
+
+
+def test_a_connection_without_a_thread_is_tried_again(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failed = threading.Thread.start, []
+
+    def fail_once(thread: threading.Thread) -> None:
+        if not failed and "_greet" in thread.name:
+            failed.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(hosts, "_RETRY_S", 0.01)
+    monkeypatch.setattr(hosts, "_MEET_S", 5.0)
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    with contextlib.closing(Meeting(HOST, port, KEY)) as meeting:
+        ours, theirs = meet(meeting, port, 1)
+        theirs.send("here")
+        assert ours.recv() == "here"
+    assert failed
 
 
 def test_a_first_host_without_the_key_is_refused(port: int) -> None:

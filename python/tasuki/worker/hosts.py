@@ -142,11 +142,14 @@ class Meeting:
     def _accept(self) -> None:
         while True:
             self._strangers.acquire()
-            try:
-                accepted, _ = self._socket.accept()
-            except OSError:
+            accepted = _next(self._socket)
+            if accepted is None:
                 return
-            threading.Thread(target=self._greet, args=(accepted,), daemon=True).start()
+            try:
+                threading.Thread(target=self._greet, args=(accepted,), daemon=True).start()
+            except RuntimeError:  # the system has no thread left: the other side tries again
+                accepted.close()
+                self._strangers.release()
 
     def _greet(self, accepted: socket.socket) -> None:
         try:
@@ -183,7 +186,7 @@ def _hear(host: Connection, number: int, on_end_order: Callable[[], object]) -> 
 
 
 def connect(host: str, port: int, key: bytes, hello: Hello) -> Connection:
-    """Connect with the first host; waits until it is there.
+    """Connect with the first host; waits until it is there, and tries again if it hangs up.
 
     Raises:
         HostsError: It is not there in time, or has another key.
@@ -192,23 +195,22 @@ def connect(host: str, port: int, key: bytes, hello: Hello) -> Connection:
     while True:
         try:
             connection = _connection(socket.create_connection((host, port), timeout=_LOST_S))
-            break
-        except OSError as error:
+            answer_challenge(connection, key)
+            deliver_challenge(connection, key)
+            connection.send(hello)
+            return connection
+        except AuthenticationError as error:
+            raise HostsError(
+                f"{host}:{port} has another key ({error}): give all hosts the same {KEY_VARIABLE}"
+            ) from error
+        except (EOFError, OSError) as error:
             if time.monotonic() > deadline_s:
+                reason = str(error) or "it hangs up"
                 raise HostsError(
-                    f"no first host at {host}:{port} within {_MEET_S:g} s ({error}): start"
+                    f"no first host at {host}:{port} within {_MEET_S:g} s ({reason}): start"
                     " `tasuki worker --rank 0` there"
                 ) from error
             time.sleep(_RETRY_S)
-    try:
-        answer_challenge(connection, key)
-        deliver_challenge(connection, key)
-        connection.send(hello)
-    except (AuthenticationError, EOFError, OSError) as error:
-        raise HostsError(
-            f"{host}:{port} has another key ({error}): give all hosts the same {KEY_VARIABLE}"
-        ) from error
-    return connection
 
 
 class Relay:
@@ -228,8 +230,7 @@ class Relay:
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
-            accepted, _ = self._socket.accept()
+        while (accepted := _next(self._socket)) is not None:
             relay(connect(*self._first, Hello("store", 0)), accepted)
 
 
@@ -256,6 +257,19 @@ def relay(connection: Connection, plain: socket.socket) -> None:
 
     for copy in (outward, inward):
         threading.Thread(target=copy, name="store", daemon=True).start()
+
+
+def _next(listener: socket.socket) -> socket.socket | None:
+    """The next connection; None: `listener` is closed.
+
+    One that was aborted, or for which there is no descriptor, does not end the others' wait.
+    """
+    while listener.fileno() >= 0:
+        try:
+            return listener.accept()[0]
+        except OSError:
+            time.sleep(_RETRY_S)
+    return None
 
 
 def _connection(made: socket.socket) -> Connection:
