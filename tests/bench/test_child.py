@@ -60,6 +60,46 @@ def test_a_child_that_does_not_listen_is_killed() -> None:
     process.stdout.close()
 
 
+INTERRUPTED = """
+import os, pathlib, signal, subprocess, sys
+from tasuki.bench import child
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may run with it ignored
+when, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+serve = '''
+import pathlib, signal, sys, time
+from tasuki.launch.parent_death import follow_parent
+def end(*_):
+    pathlib.Path(sys.argv[1], "ended").touch()
+    sys.exit()
+signal.signal(signal.SIGINT, end)
+follow_parent()
+pathlib.Path(sys.argv[1], "begun").touch()
+time.sleep(600)
+'''
+
+class Popen(subprocess.Popen):
+    def __init__(self, words, **more):
+        super().__init__([sys.executable, "-c", serve, str(folder)], **more)
+        while not (folder / "begun").exists():
+            pass
+        if when == "spawning":
+            os.kill(os.getpid(), signal.SIGINT)
+
+child.subprocess.Popen = Popen
+child.start_child(["serve"], folder / "serve.log")
+raise KeyboardInterrupt  # before its caller can end it
+"""
+
+
+@pytest.mark.parametrize("when", ["spawning", "spawned"])
+def test_a_child_is_ended_in_order_when_its_start_is_interrupted(tmp_path: Path, when: str) -> None:
+    words = [sys.executable, "-c", INTERRUPTED, when, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert "KeyboardInterrupt" in done.stderr
+    assert (tmp_path / "ended").exists()
+
+
 class Script:
     """Stands in for `tasuki bench serve`: runs Python with the same words."""
 

@@ -1,17 +1,19 @@
 """Children of a measurement: started apart from the terminal, ended for sure.
 
 They run in sessions of their own, so that Ctrl-C reaches this process alone,
-which then ends them in order; they die with this process whatever happens to
-it. Must be used by the main thread (see `tasuki.launch.parent_death`).
+which then ends them in order, at its own end at the latest; they die with this
+process whatever happens to it. Must be used by the main thread (see `tasuki.launch.parent_death`).
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tasuki.bench.arguments import words_without_secrets
@@ -20,8 +22,11 @@ from tasuki.launch.parent_death import PARENT_VARIABLE
 from tasuki.launch.supervisor import last_words
 
 _KILL_GRACE_S = 10.0
+_LEFT_GRACE_S = 60.0  # for a child that an interruption took from its owner
 _TAIL_BYTES = 8192
 _TAIL_LINES = 12
+
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 def start_child(
@@ -42,19 +47,46 @@ def start_child(
             output.write(f"--- tasuki {' '.join(words_without_secrets(arguments))}\n".encode())
         except OSError as error:
             raise _not_written(log, error) from error
-        return subprocess.Popen(
-            [sys.executable, "-m", "tasuki", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={
-                **os.environ,
-                **(environment or {}),
-                "PYTHONUNBUFFERED": "1",
-                PARENT_VARIABLE: str(os.getpid()),
-            },
-            start_new_session=True,
-        )
+        with _interrupts_wait():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tasuki", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    **(environment or {}),
+                    "PYTHONUNBUFFERED": "1",
+                    PARENT_VARIABLE: str(os.getpid()),
+                },
+                start_new_session=True,
+            )
+            _running.add(process)
+        return process
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C and SIGTERM take effect at the end of the block."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {each: found for each in numbers if callable(found := signal.getsignal(each))}
+    try:
+        for number in before:
+            signal.signal(number, lambda number, _: came.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
+@atexit.register
+def _end_left() -> None:
+    """End the children whose owner was interrupted before it had them."""
+    for process in tuple(_running):
+        end_child(process, _LEFT_GRACE_S)
 
 
 def _not_written(log: Path, error: OSError) -> RunFailedError:
@@ -73,6 +105,7 @@ def end_child(process: subprocess.Popen[bytes], grace_s: float) -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(_KILL_GRACE_S)
+        _running.discard(process)
 
 
 def explain(log: Path) -> str:
