@@ -18,6 +18,7 @@ from tasuki.bench.goodput import (
     interval,
     judge,
     next_rate,
+    next_runs,
 )
 
 
@@ -31,10 +32,11 @@ def search(
 ) -> list[Probe]:
     """Runs the search; outcomes come in bursts of `burst` equal ones."""
     draw = random.Random(seed)
-    probes: list[Probe] = []
-    while (rate := next_rate(config, probes)) is not None:
+    probes: dict[float, Probe] = {}
+    while (todo := next_runs(config, tuple(probes.values()))) is not None:
+        rate, looks = todo
         share = attainment(rate, limit, steepness)
-        for look in range(config.looks):
+        for look in looks:
             count = config.requests(rate, look)
             blocks = [draw.random() < share for _ in range(-(-count // burst))]
             outcomes = [met for met in blocks for _ in range(burst)][:count]
@@ -42,8 +44,8 @@ def search(
             if verdict is not Verdict.UNDECIDED:
                 break
         met = sum(outcomes) / count
-        probes.append(Probe(rate, count, met, met * rate, verdict))
-    return probes
+        probes[rate] = Probe(rate, count, met, met * rate, verdict, look)
+    return list(probes.values())
 
 
 @settings(max_examples=searches.count(150))
@@ -75,11 +77,12 @@ def test_the_answer_holds_the_truth_as_often_as_stated() -> None:
     assert wrong <= 20  # 10% of 200; the sum of errors is a bound, so far fewer are expected
 
 
-def test_bursts_of_late_requests_do_not_make_it_overconfident() -> None:
+@pytest.mark.parametrize("burst", [5, 20])
+def test_bursts_of_late_requests_do_not_make_it_overconfident(burst: int) -> None:
     config = SearchSettings(confidence=0.9, min_requests=200)
     wrong = 0
     for seed in range(150):
-        low, high = interval(search(config, 4.0, 8.0, seed, burst=5))
+        low, high = interval(search(config, 4.0, 8.0, seed, burst))
         wrong += not low <= 4.0 <= high
     assert wrong <= 15
 
@@ -106,6 +109,16 @@ def test_it_starts_where_told_doubles_and_halves() -> None:
     assert next_rate(config, both) == pytest.approx(6.0)
     # An undecided rate stays inside; the wider gap beside it is halved.
     assert next_rate(config, [*both, tried(5.0, Verdict.UNDECIDED)]) == pytest.approx(45**0.5)
+
+
+def test_the_answer_is_run_again_as_long_as_the_last_look() -> None:
+    config = SearchSettings(max_probes=2)
+    failed = Probe(9.0, 100, 0.1, 1.0, Verdict.FAILS)
+    met = Probe(4.0, 100, 1.0, 4.0, Verdict.MEETS)
+    assert next_runs(config, []) == (config.start_rate, range(3))
+    assert next_runs(config, [met, failed]) == (4.0, [2])
+    assert next_runs(config, [Probe(4.0, 400, 1.0, 4.0, Verdict.MEETS, 2), failed]) is None
+    assert next_runs(config, [failed, Probe(4.0, 400, 0.9, 3.6, Verdict.UNDECIDED, 2)]) is None
 
 
 def test_it_gives_up_where_nothing_meets_and_where_everything_does() -> None:

@@ -17,6 +17,11 @@ open gap (in ratio) is halved until every gap is within `precision`, or the
 probes are used up. Undecided rates lie inside the answer: more bisection
 between them would be guessing.
 
+Where late requests come in bursts, a short run may meet without one of them, and
+says nothing of how long they are. So a rate that would be the answer is run again
+as long as the last look takes, unless that look decided, and this run counts
+instead.
+
 Every bound is allowed an error of (1 - confidence) / (max_probes x looks), so
 that all verdicts are right together, and the answer with them, at the stated
 confidence, provided that attainment falls with the rate.
@@ -106,6 +111,7 @@ class Probe:
         attainment: Share of them that met every SLO.
         goodput: Of them per second.
         verdict: What it says.
+        look: Number of the run that decided, from 0.
     """
 
     rate: float
@@ -113,6 +119,7 @@ class Probe:
     attainment: float
     goodput: float
     verdict: Verdict
+    look: int = 0
 
 
 def judge(settings: SearchSettings, outcomes: Sequence[bool]) -> Verdict:
@@ -131,6 +138,22 @@ def interval(probes: Sequence[Probe]) -> tuple[float, float]:
     high = min((p.rate for p in probes if p.verdict is Verdict.FAILS), default=math.inf)
     met = (p.rate for p in probes if p.verdict is Verdict.MEETS and p.rate < high)
     return max(met, default=0.0), high
+
+
+def next_runs(
+    settings: SearchSettings, probes: Sequence[Probe]
+) -> tuple[float, Sequence[int]] | None:
+    """The rate to run next, with its looks until one decides; None when the search is over.
+
+    A rate of `probes` comes again with the last look, which then counts alone.
+    """
+    rate = next_rate(settings, probes)
+    if rate is not None:
+        return rate, range(settings.looks)
+    low, _ = interval(probes)
+    last = settings.looks - 1
+    again = any(p.rate == low and p.look < last for p in probes)
+    return (low, [last]) if again else None
 
 
 def next_rate(settings: SearchSettings, probes: Sequence[Probe]) -> float | None:

@@ -15,7 +15,7 @@ from tasuki.bench.goodput import (
     Verdict,
     interval,
     judge,
-    next_rate,
+    next_runs,
 )
 from tasuki.bench.header import header
 from tasuki.bench.plan import PROBE_SEED, Goal, Point, turns
@@ -97,12 +97,13 @@ def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> F
     """
     goal = point.work
     assert isinstance(goal, Goal)
-    probes: list[Probe] = []
+    probes: dict[float, Probe] = {}
     runs = itertools.count()
     slo: Mapping[str, Any] = {}
     workload: Mapping[str, Any] = {}
-    while (rate := next_rate(goal.search, probes)) is not None:
-        for look in range(goal.search.looks):
+    while (todo := next_runs(goal.search, tuple(probes.values()))) is not None:
+        rate, looks = todo
+        for look in looks:
             how_much = {
                 "slo": goal.slo,
                 "request-rate": rate,
@@ -113,10 +114,10 @@ def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> F
                 result = run({**goal.options, **how_much})
             except RunFailedError:
                 if probes:
-                    found = Found(goal.search, tuple(probes), slo, workload).one_line()
+                    found = Found(goal.search, tuple(probes.values()), slo, workload).one_line()
                     say(f"  {point.key}: found before it failed: {found}")
                 raise
-            probe = _probe(goal.search, rate, result)
+            probe = _probe(goal.search, rate, look, result)
             slo, workload = result["slo"], result["workload"]
             say(
                 f"  {point.key}: {rate:.3g} req/s, {probe.requests} requests: "
@@ -124,11 +125,11 @@ def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> F
             )
             if probe.verdict is not Verdict.UNDECIDED:
                 break
-        probes.append(probe)
-    return Found(goal.search, tuple(probes), slo, workload)
+        probes[rate] = probe
+    return Found(goal.search, tuple(probes.values()), slo, workload)
 
 
-def _probe(settings: SearchSettings, rate: float, result: Mapping[str, Any]) -> Probe:
+def _probe(settings: SearchSettings, rate: float, look: int, result: Mapping[str, Any]) -> Probe:
     outcomes = outcomes_of(result)
     met = sum(outcomes)
     goodput = result["metrics"]["goodput"]
@@ -138,6 +139,7 @@ def _probe(settings: SearchSettings, rate: float, result: Mapping[str, Any]) -> 
         attainment=met / max(1, len(outcomes)),
         goodput=0.0 if goodput is None else float(goodput),
         verdict=judge(settings, outcomes),
+        look=look,
     )
 
 
