@@ -87,6 +87,15 @@ def test_bursts_of_late_requests_do_not_make_it_overconfident(burst: int) -> Non
     assert wrong <= 15
 
 
+@pytest.mark.parametrize("target", [0.98, 0.99, 0.999])
+def test_a_high_attainment_can_be_shown(target: float) -> None:
+    config = SearchSettings(attainment=target)
+    truth = 4.0 * (9.0 * (1.0 / target - 1.0)) ** (1.0 / 8.0)
+    for seed in range(10):
+        low, high = interval(search(config, 4.0, 8.0, seed))
+        assert 0.0 < low <= truth <= high
+
+
 def test_a_clear_server_is_found_to_the_precision() -> None:
     config = SearchSettings(precision=0.1, max_probes=20)
     probes = search(config, 10.0, 400.0, seed=3)

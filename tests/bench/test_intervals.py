@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.bench.intervals import effective_count, wilson
+from tasuki.bench.intervals import count_above, effective_count, wilson
 
 
 def test_wilson_gives_the_textbook_interval() -> None:
@@ -26,6 +26,13 @@ def test_wilson_holds_the_share_and_stays_in_range(counts: tuple[int, int], erro
     low, high = wilson(met / count, count, error)
     assert 0.0 <= low <= met / count + 1e-12
     assert met / count - 1e-12 <= high <= 1.0
+
+
+@given(st.floats(0.01, 0.999), st.floats(1e-4, 0.2))
+def test_so_many_good_observations_show_a_share(share: float, error: float) -> None:
+    count = count_above(share, error)
+    assert wilson(1.0, 1.001 * count, error)[0] > share
+    assert wilson(1.0, 0.999 * count, error)[0] < share
 
 
 def test_no_observation_says_nothing() -> None:

@@ -179,6 +179,10 @@ def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
             "workers: 2\nloads: [{name: a, arguments: {num-requests: 9000, request-rate: 2}}]",
             "load a takes about 4505 s, but timeout_s is 3600: raise it, or make the load shorter",
         ),
+        (
+            "workers: 2\nloads: [{name: a}]\ngoodput: {slo: x, attainment: 0.999}",
+            "goodput: a run at start_rate 1 takes up to 18444 s, but timeout_s is 3600: raise one",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_by_name_value_and_remedy(

@@ -43,7 +43,7 @@ def load_s(work: Load | Goal) -> float | None:
     """Seconds of one point; None: it depends on the server."""
     if isinstance(work, Goal):
         search = work.search
-        run_s = max(search.min_requests / search.start_rate, search.min_probe_s)
+        run_s = search.requests(search.start_rate, 0) / search.start_rate
         return search.max_probes * (run_s + _DRAIN_S)
     options: Mapping[str, Any] = work.options
     try:

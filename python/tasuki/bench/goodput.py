@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasuki.bench.errors import BenchError
-from tasuki.bench.intervals import effective_count, wilson
+from tasuki.bench.intervals import count_above, effective_count, wilson
 
 _REACH = 1024.0  # times or parts of the first rate
 
@@ -60,7 +60,8 @@ class SearchSettings:
         confidence: Of the answer, 0.5 to 0.9999.
         precision: Relative width at which a gap counts as closed, 0.001 to 1.
         start_rate: First rate, requests per second.
-        min_requests: Of a probe's first run.
+        min_requests: Of a probe's first run; it has more where the last look would be too short
+            to show the attainment.
         min_probe_s: A run's arrivals last at least so long: queues need time to grow.
         looks: Runs of one rate, each twice as long as the one before.
         max_probes: Rates tried.
@@ -95,9 +96,17 @@ class SearchSettings:
         """What one bound may be wrong with."""
         return (1.0 - self.confidence) / (self.max_probes * self.looks)
 
+    @property
+    def longest_s(self) -> float:
+        """How long the arrivals of the last look last at the first rate."""
+        return self.requests(self.start_rate, self.looks - 1) / self.start_rate
+
     def requests(self, rate: float, look: int) -> int:
         """How many requests run number `look` (from 0) at `rate` sends."""
-        first = max(self.min_requests, math.ceil(rate * self.min_probe_s))
+        # So many show the attainment if all of them meet; the last look has twice as many.
+        shown = count_above(self.attainment, self.error)
+        least = math.ceil(2.0 * shown / (1 << (self.looks - 1)))
+        first = max(self.min_requests, math.ceil(rate * self.min_probe_s), least)
         return int(first << look)
 
 

@@ -36,6 +36,11 @@ def wilson(share: float, count: float, error: float) -> tuple[float, float]:
     return low, high
 
 
+def count_above(share: float, error: float) -> float:
+    """Observations from which on the lower bound of `wilson` is above `share` if all are good."""
+    return NormalDist().inv_cdf(1.0 - error) ** 2 * share / (1.0 - share)
+
+
 def effective_count(outcomes: Sequence[bool]) -> float:
     """Independent observations that `outcomes`, in order of time, are worth.
 

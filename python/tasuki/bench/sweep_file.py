@@ -186,13 +186,20 @@ def make_plan(sweep: SweepFile, slo: str | None = None) -> Plan:
                 f"load {load.name} takes about {seconds:.0f} s, but timeout_s is"
                 f" {sweep.timeout_s:g}: raise it, or make the load shorter"
             )
+    goal = _goal(sweep)
+    if goal is not None and (longest_s := goal.search.longest_s) > sweep.timeout_s:
+        raise BenchError(
+            f"goodput: a run at start_rate {goal.search.start_rate:g} takes up to"
+            f" {longest_s:.0f} s, but timeout_s is {sweep.timeout_s:g}: raise one of them, or"
+            " lower the attainment"
+        )
     if any(load.name == GOODPUT for load in loads):
         raise BenchError(f"a load is called {GOODPUT!r}, which is the search's: rename it")
     return Plan(
         model=sweep.model,
         targets=tuple(targets),
         loads=tuple(loads),
-        goal=_goal(sweep),
+        goal=goal,
         warmup_requests=sweep.warmup_requests,
         timeout_s=sweep.timeout_s,
     )
