@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -126,6 +128,47 @@ def test_a_deployment_that_dies_is_replaced_for_the_next_point(tmp_path: Path) -
     assert [d.target.name for d in system.deployed] == ["1p1d", "1p1d", "2m"]
     assert reasons(tmp_path)["1p1d/a"] == "tasuki serve ended (signal SIGKILL)"
     assert states(tmp_path)["1p1d/b"] == "done"
+
+
+@pytest.mark.parametrize("load", ["a", "goodput"])
+def test_a_load_in_which_the_deployment_ended_is_no_result(tmp_path: Path, load: str) -> None:
+    """Requests before its end were answered, so the load has a result."""
+    system = FakeSystem()
+
+    def die(run: LoadRun) -> Mapping[str, Any] | None:
+        count = run.options.get("num-requests", 4)
+        if run.log.stem == load:
+            system.deployed[0].reason = "tasuki serve ended (signal SIGKILL)"
+        met = [index < 0.4 * count for index in range(count)]
+        return serve_result(run.label, met=met, due_s=[0.0] * count, in_window=[True] * count)
+
+    system.on_run = die
+    search = {"slo": "ttft=1s", "load": "a", "max_probes": 2, "start_rate": 100}
+    assert sweep(system, tmp_path, plan_of(topologies=["1m"], goodput=search)) == 1
+    assert reasons(tmp_path)[f"1m/{load}"] == "tasuki serve ended (signal SIGKILL)"
+    assert states(tmp_path)[f"1m/{load}"] == "failed"
+    assert not (tmp_path / "1m" / f"{load}.json").exists(), "plots would find it"
+
+
+def test_a_result_that_cannot_be_written_fails_its_point_and_is_said(tmp_path: Path) -> None:
+    system = FakeSystem()
+
+    def answer(run: LoadRun) -> Mapping[str, Any]:
+        if run.log.stem == "a":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/probe")
+        count = run.options.get("num-requests", 4)
+        window = {"due_s": [0.0] * count, "in_window": [True] * count}
+        return serve_result(run.label, met=[True] * count, **window)
+
+    system.on_run = answer
+    (tmp_path / "1m" / "goodput.json").mkdir(parents=True)
+    search = {"slo": "ttft=1s", "load": "a", "max_probes": 2}
+    assert sweep(system, tmp_path, plan_of(topologies=["1m"], goodput=search)) == 2
+    assert states(tmp_path) == {"1m/a": "failed", "1m/b": "done", "1m/goodput": "failed"}
+    assert reasons(tmp_path)["1m/a"] == "[Errno 28] No space left on device: '/tmp/probe'"
+    reason = str(reasons(tmp_path)["1m/goodput"])
+    assert "goodput.json (Is a directory)" in reason
+    assert reason.endswith("it was 2 req/s and perhaps more reach 90% (at 95% confidence)")
 
 
 def test_a_target_that_does_not_come_up_fails_its_points_only(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasuki.bench.errors import NothingAnsweredError, RunFailedError
+from tasuki.bench.errors import BenchError, NothingAnsweredError, RunFailedError
 from tasuki.bench.goodput_run import search_goodput
 from tasuki.bench.header import write_result
 from tasuki.bench.load import LoadRun
@@ -136,7 +136,7 @@ class Sweep:
                     deployment = session.deployment(point)
                     begun_s = time.monotonic()
                     news, reason = self._run_point(point, deployment), None
-                except RunFailedError as error:
+                except (BenchError, OSError) as error:
                     reason = session.why_ended() or str(error)
                     news = f"FAILED: {reason}"
                     failed += 1
@@ -175,16 +175,29 @@ class Sweep:
                 with tempfile.TemporaryDirectory() as folder:
                     result = Path(folder, "probe.json")
                     try:
-                        return self._measure(self._load_run(point, deployment, options, result))
+                        run = self._load_run(point, deployment, options, result)
+                        return self._served(run, deployment)
                     except NothingAnsweredError as error:
                         if deployment.ended() is not None:
                             raise
                         return error.result  # the rate is too high
 
             found = search_goodput(point, probe, self._say)
-            write_result(path, found.result(self._describe(point.target), deployment.model))
+            try:
+                write_result(path, found.result(self._describe(point.target), deployment.model))
+            except BenchError as error:
+                raise BenchError(f"{error}; it was {found.one_line()}") from error
             return found.one_line()
-        return one_line(self._measure(self._load_run(point, deployment, point.work.options, path)))
+        run = self._load_run(point, deployment, point.work.options, path)
+        return one_line(self._served(run, deployment))
+
+    def _served(self, run: LoadRun, deployment: Deployment) -> Mapping[str, Any]:
+        """Measure; a deployment that ended meanwhile has not served the load."""
+        result = self._measure(run)
+        if (reason := deployment.ended()) is not None:
+            run.result.unlink(missing_ok=True)
+            raise RunFailedError(reason)
+        return result
 
     def _load_run(
         self, point: Point, deployment: Deployment, options: Mapping[str, Any], result: Path
