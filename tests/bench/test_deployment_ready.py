@@ -52,3 +52,23 @@ def test_it_has_as_long_as_tasuki_serve(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(tasuki.bench.serving, "_START_MARGIN_S", 0.25)
     with pytest.raises(RunFailedError, match=r"not ready after 0\.75 s"):
         Serving(Topology(1, 1, 0), {"startup-timeout": 0.5}, tmp_path / "serve.log")
+
+
+@pytest.mark.parametrize("seconds", ["soon", None])
+def test_a_start_timeout_that_is_no_number_is_refused_by_tasuki_serve(
+    tmp_path: Path, seconds: str | None
+) -> None:
+    options = {"startup-timeout": seconds, "max-model-len": "long"}
+    with pytest.raises(RunFailedError, match=r"tasuki serve ended \(exit status 2\).*--"):
+        Serving(Topology(0, 0, 1), options, tmp_path / "serve.log")
+
+
+def test_a_log_that_is_gone_does_not_hide_that_a_server_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    says(monkeypatch, "Serving tiny at http://127.0.0.1:8000")
+    log = tmp_path / "serve.log"
+    serving = Serving(Topology(1, 1, 0), {}, log)
+    log.unlink()
+    serving.stop()
+    assert "serve.log cannot be read: No such file or directory" in str(serving.ended())

@@ -110,9 +110,13 @@ def end_child(process: subprocess.Popen[bytes], grace_s: float) -> None:
 
 def explain(log: Path) -> str:
     """What the last process of `log` said before its end, in one line."""
-    with log.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - _TAIL_BYTES))
-        lines = file.read().decode(errors="replace").split("--- tasuki ")[-1].splitlines()[1:]
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            said_all = file.read().decode(errors="replace")
+    except OSError as error:
+        return f"({log} cannot be read: {error.strerror})"
+    lines = said_all.split("--- tasuki ")[-1].splitlines()[1:]
     said = [line.strip() for line in last_words(lines[-_TAIL_LINES:]) if line.strip()]
     return " | ".join(said) or "(no output)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import time
@@ -71,7 +72,10 @@ class Serving:
         end_child(self._process, _END_GRACE_S)
 
     def _await_banner(self, start: int, options: Mapping[str, Any]) -> tuple[str, str]:
-        limit_s = float(options.get("startup-timeout", _START_TIMEOUT_S)) + _START_MARGIN_S
+        limit_s = _START_TIMEOUT_S + _START_MARGIN_S
+        stated: Any = options.get("startup-timeout")
+        with contextlib.suppress(TypeError, ValueError):  # `tasuki serve` says what is wrong
+            limit_s = float(stated) + _START_MARGIN_S
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
             ended = self.ended()
