@@ -125,7 +125,7 @@ def test_the_answer_is_run_again_as_long_as_the_last_look() -> None:
     failed = Probe(9.0, 100, 0.1, 1.0, Verdict.FAILS)
     met = Probe(4.0, 100, 1.0, 4.0, Verdict.MEETS)
     assert next_runs(config, []) == (config.start_rate, range(3))
-    assert next_runs(config, [met, failed]) == (4.0, [2])
+    assert next_runs(config, [met, failed]) == (4.0, range(2, 3))
     assert next_runs(config, [Probe(4.0, 400, 1.0, 4.0, Verdict.MEETS, 2), failed]) is None
     assert next_runs(config, [failed, Probe(4.0, 400, 0.9, 3.6, Verdict.UNDECIDED, 2)]) is None
 

@@ -319,6 +319,28 @@ def test_a_rate_at_which_nobody_is_answered_is_too_high(
     assert low <= 5.0 <= high <= 1.1 * low
 
 
+@pytest.mark.parametrize(("limit", "interval"), [(0.08, (0.074, 0.081)), (0.01, (0.0, 0.0625))])
+def test_a_search_makes_no_run_that_is_longer_than_the_timeout(
+    tmp_path: Path, limit: float, interval: tuple[float, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    system = FakeSystem()
+
+    def answer(run: LoadRun) -> Mapping[str, Any]:
+        count = run.options["num-requests"]
+        if count / run.options["request-rate"] > run.timeout_s:
+            raise RunFailedError("took longer than 3600 s (timeout_s)")
+        met = [run.options["request-rate"] <= limit] * count
+        return serve_result(run.label, met=met, due_s=[0.0] * count, in_window=[True] * count)
+
+    system.on_run = answer
+    plan = plan_of(topologies=["1m"], loads=[], goodput={"slo": "ttft=1s", "arguments": {"x": 1}})
+    state = SweepState(plan, tmp_path)
+    assert Sweep(plan, state, system.deploy, system.measure, print).run() == 0
+    found = json.loads((tmp_path / "1m" / "goodput.json").read_text())["interval"]
+    assert found == pytest.approx(interval, rel=0.01)
+    assert ("timeout_s is 3600: raise it" in capsys.readouterr().out) == (limit < 0.05)
+
+
 def test_a_search_without_outcomes_fails_and_says_so(tmp_path: Path) -> None:
     plan = plan_of(topologies=["1m"], goodput={"slo": "ttft=1s", "load": "a"})
     assert sweep(FakeSystem(), tmp_path, plan) == 1

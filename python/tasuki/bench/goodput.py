@@ -101,6 +101,11 @@ class SearchSettings:
         """How long the arrivals of the last look last at the first rate."""
         return self.requests(self.start_rate, self.looks - 1) / self.start_rate
 
+    def looks_within(self, rate: float, seconds: float) -> range:
+        """Looks at `rate` whose arrivals last at most so long."""
+        every = range(self.looks)
+        return every[: sum(self.requests(rate, look) <= rate * seconds for look in every)]
+
     def requests(self, rate: float, look: int) -> int:
         """How many requests run number `look` (from 0) at `rate` sends."""
         # So many show the attainment if all of them meet; the last look has twice as many.
@@ -150,19 +155,26 @@ def interval(probes: Sequence[Probe]) -> tuple[float, float]:
 
 
 def next_runs(
-    settings: SearchSettings, probes: Sequence[Probe]
-) -> tuple[float, Sequence[int]] | None:
+    settings: SearchSettings, probes: Sequence[Probe], max_run_s: float = math.inf
+) -> tuple[float, range] | None:
     """The rate to run next, with its looks until one decides; None when the search is over.
 
     A rate of `probes` comes again with the last look, which then counts alone.
+
+    Args:
+        settings: How to search.
+        probes: So far.
+        max_run_s: No run's arrivals take longer, but the first one's.
     """
     rate = next_rate(settings, probes)
     if rate is not None:
-        return rate, range(settings.looks)
+        looks = settings.looks_within(rate, max_run_s)
+        if looks or not probes:
+            return rate, looks or range(1)
     low, _ = interval(probes)
-    last = settings.looks - 1
-    again = any(p.rate == low and p.look < last for p in probes)
-    return (low, [last]) if again else None
+    last = settings.looks_within(low, max_run_s)[-1:]
+    again = any(p.rate == low and p.look < look for p in probes for look in last)
+    return (low, last) if again else None
 
 
 def next_rate(settings: SearchSettings, probes: Sequence[Probe]) -> float | None:

@@ -15,10 +15,13 @@ from tasuki.bench.goodput import (
     Verdict,
     interval,
     judge,
+    next_rate,
     next_runs,
 )
 from tasuki.bench.header import header
 from tasuki.bench.plan import PROBE_SEED, Goal, Point, turns
+
+_ARRIVALS = 0.8  # of a run's time at most; the last requests take the rest
 
 RunProbe = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Runs `tasuki bench serve` with these options and gives its result."""
@@ -84,13 +87,16 @@ class Found:
         return f"goodput {low:.3g} to {high:.3g} req/s reach {share} ({sure})"
 
 
-def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> Found:
+def search_goodput(
+    point: Point, run: RunProbe, say: Callable[[str], None], timeout_s: float = math.inf
+) -> Found:
     """Search to the end.
 
     Args:
         point: A goal's.
         run: Runs one probe.
         say: Gets a line after each.
+        timeout_s: Of `run`; rates that need longer are not tried.
 
     Raises:
         RunFailedError: A probe could not be run; what was found before is said.
@@ -101,7 +107,8 @@ def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> F
     runs = itertools.count()
     slo: Mapping[str, Any] = {}
     workload: Mapping[str, Any] = {}
-    while (todo := next_runs(goal.search, tuple(probes.values()))) is not None:
+    max_run_s = _ARRIVALS * timeout_s * turns(goal.options)
+    while (todo := next_runs(goal.search, tuple(probes.values()), max_run_s)) is not None:
         rate, looks = todo
         for look in looks:
             how_much = {
@@ -126,6 +133,8 @@ def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> F
             if probe.verdict is not Verdict.UNDECIDED:
                 break
         probes[rate] = probe
+    if next_rate(goal.search, tuple(probes.values())) is not None:
+        say(f"  {point.key}: timeout_s is {timeout_s:g}: raise it, other rates need longer runs")
     return Found(goal.search, tuple(probes.values()), slo, workload)
 
 

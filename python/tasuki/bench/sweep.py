@@ -182,7 +182,7 @@ class Sweep:
                             raise
                         return error.result  # the rate is too high
 
-            found = search_goodput(point, probe, self._say)
+            found = search_goodput(point, probe, self._say, self._plan.timeout_s)
             try:
                 write_result(path, found.result(self._describe(point.target), deployment.model))
             except BenchError as error:
