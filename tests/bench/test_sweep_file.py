@@ -179,6 +179,8 @@ def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
             "workers: 2\nloads: [{name: a, arguments: {num-requests: 9000, request-rate: 2}}]",
             "load a takes about 4505 s, but timeout_s is 3600: raise it, or make the load shorter",
         ),
+        ("workers: 2\nloads: [{name: goodput}]", "'goodput', which is the search's: rename it"),
+        ("workers: 2\nloads: [{name: serve}]", "'serve', which is the server's: rename it"),
         (
             "workers: 2\nloads: [{name: a}]\ngoodput: {slo: x, attainment: 0.999}",
             "goodput: a run at start_rate 1 takes up to 18444 s, but timeout_s is 3600: raise one",

@@ -14,7 +14,9 @@ from tasuki.bench.arguments import is_secret, text, without_key, without_secrets
 from tasuki.bench.goodput import SearchSettings
 from tasuki.bench.topologies import Target, topology_name
 
-GOODPUT = "goodput"  # a load may not be called so: it is the name of the search's point
+GOODPUT = "goodput"  # the name of the search's point
+# No load may be called so: results and logs have these names.
+TAKEN = {GOODPUT: "search", "serve": "server", "warmup": "warm-up"}
 
 # Options of `tasuki bench serve` that say how much is sent, how fast and with
 # what prompts: searches and warm-ups say them themselves.

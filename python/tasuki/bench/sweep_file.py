@@ -34,7 +34,7 @@ from tasuki.bench.errors import BenchError
 from tasuki.bench.estimate import load_s
 from tasuki.bench.goodput import SearchSettings
 from tasuki.bench.kinds import each_way
-from tasuki.bench.plan import GOODPUT, HOW_MUCH, Goal, Load, Plan, load_seed, spread
+from tasuki.bench.plan import HOW_MUCH, TAKEN, Goal, Load, Plan, load_seed, spread
 from tasuki.bench.serve_options import with_flags
 from tasuki.bench.topologies import Target, every_split, parse_topology, topology_name
 from tasuki.bench.yaml12 import Yaml12
@@ -193,8 +193,9 @@ def make_plan(sweep: SweepFile, slo: str | None = None) -> Plan:
             f" {longest_s:.0f} s, but timeout_s is {sweep.timeout_s:g}: raise one of them, or"
             " lower the attainment"
         )
-    if any(load.name == GOODPUT for load in loads):
-        raise BenchError(f"a load is called {GOODPUT!r}, which is the search's: rename it")
+    for load in loads:
+        if (owner := TAKEN.get(load.name)) is not None:
+            raise BenchError(f"a load is called {load.name!r}, which is the {owner}'s: rename it")
     return Plan(
         model=sweep.model,
         targets=tuple(targets),
