@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ def test_a_log_that_cannot_be_written_fails_one_run(tmp_path: Path) -> None:
     for log, why in ((full, "No space left on device"), (file / "x.log", "exists")):
         with pytest.raises(RunFailedError, match=f"{log.name} cannot be written .*{why}"):
             start_child(["model", "list"], log)
+
+
+def test_a_thread_starts_children_too(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        process = threads.submit(start_child, ["model", "list"], tmp_path / "x.log").result()
+        assert process.wait(60) == 0
 
 
 def test_a_log_has_no_key(tmp_path: Path) -> None:

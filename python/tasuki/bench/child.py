@@ -1,8 +1,8 @@
 """Children of a measurement: started apart from the terminal, ended for sure.
 
 They run in sessions of their own, so that Ctrl-C reaches this process alone,
-which then ends them in order, at its own end at the latest; they die with this
-process whatever happens to it. Must be used by the main thread (see `tasuki.launch.parent_death`).
+which then ends them in order, at its own end at the latest. They die with the
+thread that started them whatever happens to it (see `tasuki.launch.parent_death`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -67,9 +68,10 @@ def start_child(
 
 @contextlib.contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C and SIGTERM take effect at the end of the block."""
+    """Ctrl-C and SIGTERM take effect at the end of the block; they interrupt no other thread."""
     came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
     before = {each: found for each in numbers if callable(found := signal.getsignal(each))}
     try:
         for number in before:
