@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tasuki.bench import batch_command
 from tasuki.bench.batch import batch_points
 from tasuki.bench.batch_run import BatchTarget, run_batches
 from tasuki.bench.errors import RunFailedError
@@ -98,3 +101,29 @@ def test_nothing_measured_is_an_error() -> None:
     client = FakeClient(fails_at=1)
     with pytest.raises(RunFailedError, match="out of memory"):
         run_batches(batch_points([1], [8], [4]), 1, TARGET, client.measure, lambda line: None)
+
+
+@pytest.mark.parametrize("error", [RunFailedError("connection refused"), OSError(28, "no space")])
+def test_the_end_of_the_server_is_the_reason_of_what_fails_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    ended = "tasuki serve ended (signal SIGKILL)"
+
+    class Dead(SimpleNamespace):
+        url, model = "http://fake", "m"
+
+        def ended(self) -> str:
+            return ended
+
+        def stop(self) -> None:
+            pass
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("tasuki.bench.serving.Serving", lambda *_: Dead())
+    monkeypatch.setattr("tasuki.bench.load.run_load", fail)
+    points = batch_points([1], [100], [8])
+    table = batch_command._Table(points, 1, tmp_path, tmp_path / "batch.json")
+    with pytest.raises(RunFailedError, match=re.escape(ended)):
+        batch_command._start_and_measure(table, "1m", {"model": "m"}, lambda _: None)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from tasuki.bench.batch import COLUMNS, BatchPoint, batch_points
-from tasuki.bench.errors import BenchError
+from tasuki.bench.errors import BenchError, RunFailedError
 from tasuki.bench.pairs import split_pair
 from tasuki.command_line import described, end_like_interrupted
 
@@ -222,12 +222,18 @@ def _start_and_measure(
     try:
         block = target.describe(len(usable_gpus()))
         known = replace(table, tokenizer=tokenizer, topology=block)
-        _measure(known, serving.url, serving.model, say)
+        _measure(known, serving.url, serving.model, say, serving.ended)
     finally:
         serving.stop()
 
 
-def _measure(table: _Table, url: str, model: str | None, say: Callable[[str], None]) -> None:
+def _measure(
+    table: _Table,
+    url: str,
+    model: str | None,
+    say: Callable[[str], None],
+    why_ended: Callable[[], str | None] = lambda: None,
+) -> None:
     from tasuki.bench.batch_run import BatchTarget, run_batches
     from tasuki.bench.header import write_result
     from tasuki.bench.load import LoadRun, run_load
@@ -236,7 +242,10 @@ def _measure(table: _Table, url: str, model: str | None, say: Callable[[str], No
     defaults = {} if table.tokenizer is None else {"tokenizer": table.tokenizer}
 
     def measure(run: LoadRun) -> dict[str, Any]:
-        return run_load(run, defaults)
+        try:
+            return run_load(run, defaults)
+        except (OSError, RunFailedError) as error:
+            raise RunFailedError(why_ended() or str(error)) from error
 
     target = BatchTarget(
         url=url,
