@@ -125,7 +125,7 @@ def test_connections_that_say_nothing_end_and_are_few_at_a_time(
 
 @pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EMFILE])
 def test_an_accept_that_fails_does_not_end_the_meeting(
-    port: int, monkeypatch: pytest.MonkeyPatch, number: int
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     accept, failed = socket.socket.accept, threading.Event()
 
@@ -143,6 +143,8 @@ def test_an_accept_that_fails_does_not_end_the_meeting(
         ours, theirs = meet(meeting, port, 1)
         theirs.send("here")
         assert ours.recv() == "here"
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert "cannot be accepted: " in said and os.strerror(number) in said
 
 
 def test_a_connection_without_a_thread_is_tried_again(

@@ -22,6 +22,7 @@ wait in the kernel.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import queue
@@ -264,10 +265,15 @@ def _next(listener: socket.socket) -> socket.socket | None:
 
     One that was aborted, or for which there is no descriptor, does not end the others' wait.
     """
+    told = ""
     while listener.fileno() >= 0:
         try:
             return listener.accept()[0]
-        except OSError:
+        except OSError as error:
+            is_closing = error.errno in (errno.EINVAL, errno.EBADF)
+            if str(error) != told and not is_closing:
+                told = str(error)
+                log.warning("a connection of another host cannot be accepted: %s", error)
             time.sleep(_RETRY_S)
     return None
 
