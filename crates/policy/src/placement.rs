@@ -33,6 +33,26 @@ pub struct Placement {
     pub why: Option<Why>,
 }
 
+/// The best choice without the workers to avoid; where there is none, without as many of them as
+/// leave one, those that failed last first.
+pub(crate) fn avoiding(
+    avoid: &[WorkerId],
+    best: impl Fn(&[WorkerId]) -> Option<Placement>,
+) -> Option<Placement> {
+    if let Some(found) = best(avoid) {
+        return Some(found);
+    }
+    let (mut found, mut avoided) = (None, Vec::new());
+    for worker in avoid.iter().rev() {
+        avoided.push(*worker);
+        match best(&avoided) {
+            None => drop(avoided.pop()),
+            some => found = some,
+        }
+    }
+    found.or_else(|| best(&[]))
+}
+
 impl Placement {
     /// Whether one worker does both.
     pub fn is_whole(&self) -> bool {

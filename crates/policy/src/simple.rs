@@ -11,6 +11,7 @@ use tasuki_core::{ModelId, RequestView, WorkerId, WorkerView};
 pub use self::rule::Rule;
 use self::rule::{Half, pick};
 use crate::placement::able::{Able, able_groups, no_placement};
+use crate::placement::avoiding;
 use crate::placement::index::Member;
 use crate::{Choosing, NoPlacement, Placement, Policy, WorkerIndex};
 
@@ -51,8 +52,7 @@ impl Policy for SimplePolicy {
             }
             .pair()
         };
-        choice(&request.avoid)
-            .or_else(|| choice(&[]))
+        avoiding(&request.avoid, choice)
             .ok_or_else(|| no_placement(&self.index, &able, request, how))
     }
 

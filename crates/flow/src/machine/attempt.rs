@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use tasuki_core::{FirstToken, HandoffKind, Payload, Positions, WorkerId};
+use tasuki_core::{FailureKind, FirstToken, HandoffKind, Payload, Positions, WorkerId};
 
+use super::io::RetryReason;
 use super::retries::RetryCounts;
 use super::timing::PhaseSums;
 use crate::leg::{LegEndReason, LegKind, Output};
@@ -14,7 +15,7 @@ use crate::worker_ref::{LegId, WorkerKey, WorkerRef};
 pub struct Group {
     pub choices: Vec<u32>,
     pub state: GroupState,
-    /// Workers that failed the group.
+    /// Workers that failed the group, the last one last.
     pub avoid: Vec<WorkerId>,
     /// The worker that prefilled the group before, if it is still there.
     pub warm: Option<WorkerId>,
@@ -166,6 +167,22 @@ impl Attempt {
         let running = leg.is_running() && self.settle_until.is_none();
         let since = self.last_decoded.filter(|_| watched && running)?;
         since.checked_add(limit?)
+    }
+
+    /// Workers that the next attempt avoids; the one to be avoided most is the last.
+    ///
+    /// A handoff that fails may be the fault of either side.
+    pub fn at_fault(&self, reason: RetryReason) -> Vec<WorkerId> {
+        let lost = LegState::Ended(LegEndReason::KvLost);
+        let of_handoff = self.decode.as_ref().is_some_and(|decode| match reason {
+            RetryReason::Failed(kind) => kind == FailureKind::Transport,
+            // With the prefill worker gone its KV is, too.
+            _ => decode.state == lost && self.prefill.state != LegState::Lost,
+        });
+        let failed = matches!(reason, RetryReason::Failed(_));
+        let legs = self.decode.iter().chain([&self.prefill]);
+        let at_fault = legs.filter(|leg| of_handoff || (failed && leg.has_failed()));
+        at_fault.map(|leg| leg.worker.key.worker).collect()
     }
 
     /// The name of this attempt's leg on a worker.

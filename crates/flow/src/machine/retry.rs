@@ -44,10 +44,9 @@ impl Machine {
             let prefilled = prefilled && prefill.state != LegState::Lost
                 || prefill.state == LegState::Ended(LegEndReason::HandedOff);
             warm = prefilled.then_some(prefill.worker.key.worker);
-            if matches!(reason, RetryReason::Failed(_)) {
-                let failed = attempt.legs().filter(|leg| leg.has_failed());
-                avoid.extend(failed.map(|leg| leg.worker.key.worker));
-            }
+            let at_fault = attempt.at_fault(reason);
+            avoid.retain(|worker| !at_fault.contains(worker));
+            avoid.extend(at_fault);
         }
         for choices in self.regroup(unfinished) {
             for &index in &choices {

@@ -5,7 +5,7 @@ use tasuki_core::{Load, ModelId, RequestView, WorkerId, WorkerView};
 use super::able::{Able, Domain, able_groups, no_placement};
 use super::index::{Member, Place, WorkerIndex};
 use super::pairs::{Handoffs, Offer, Pair, Tie};
-use super::{Choosing, Placement};
+use super::{Choosing, Placement, avoiding};
 use crate::{Cost, NoPlacement, Other, Policy, Why};
 
 impl Policy for WorkerIndex {
@@ -19,9 +19,7 @@ impl Policy for WorkerIndex {
 
     fn place(&self, request: &RequestView, how: Choosing<'_>) -> Result<Placement, NoPlacement> {
         let search = Search::new(self, request, how);
-        let found = search.best(&request.avoid);
-        found
-            .or_else(|| search.best(&[]))
+        avoiding(&request.avoid, |avoid| search.best(avoid))
             .ok_or_else(|| no_placement(self, &search.able, request, how))
     }
 

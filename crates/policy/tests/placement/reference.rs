@@ -17,9 +17,7 @@ pub fn place(
     how: Choosing<'_>,
 ) -> Result<Placement, NoPlacement> {
     let able = able(workers, request)?;
-    let avoided = |w: &&WorkerView| request.avoid.contains(&w.id);
-    let preferred: Vec<_> = able.iter().copied().filter(|w| !avoided(w)).collect();
-    let best = best(&preferred, request, how).or_else(|| best(&able, request, how));
+    let best = best(&preferred(&able, request, how), request, how);
     best.ok_or_else(|| {
         let missing = |role, may: fn(Role) -> bool| {
             let may = |w: &WorkerView| is_free(w, how) || may(w.role);
@@ -92,12 +90,7 @@ pub fn is_allowed(
     let Ok(able) = able(workers, request) else {
         return false;
     };
-    let avoided = |w: &&WorkerView| request.avoid.contains(&w.id);
-    let preferred: Vec<_> = able.iter().copied().filter(|w| !avoided(w)).collect();
-    let mut options = options(&preferred, request, how);
-    if options.is_empty() {
-        options = self::options(&able, request, how);
-    }
+    let options = options(&preferred(&able, request, how), request, how);
     options
         .wholes
         .iter()
@@ -106,6 +99,23 @@ pub fn is_allowed(
             .pairs
             .iter()
             .any(|two| (two.1.1, two.2.1) == (prefill, decode))
+}
+
+/// Without the workers to avoid, those that failed last first, as far as that leaves options.
+fn preferred<'a>(
+    able: &[&'a WorkerView],
+    request: &RequestView,
+    how: Choosing<'_>,
+) -> Vec<&'a WorkerView> {
+    let mut left = able.to_vec();
+    for avoided in request.avoid.iter().rev() {
+        let others = left.iter().copied().filter(|w| w.id != *avoided);
+        let others: Vec<_> = others.collect();
+        if !options(&others, request, how).is_empty() {
+            left = others;
+        }
+    }
+    left
 }
 
 /// Whether it is the request that asks for too much.

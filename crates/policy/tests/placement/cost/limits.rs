@@ -136,6 +136,36 @@ fn avoided_workers_serve_only_where_no_other_can() {
     assert!(choose(&workers, &request, false, 0).is_ok());
 }
 
+/// Where not all of them can be avoided, those that failed last are.
+#[test]
+fn one_half_that_cannot_be_avoided_does_not_bring_the_other_back() {
+    for (roles, pair) in [
+        ([Role::Prefill, Role::Decode, Role::Prefill], (2, 1)),
+        ([Role::Prefill, Role::Decode, Role::Decode], (0, 2)),
+    ] {
+        let mut workers = [0, 1, 2].map(|id| worker(id, roles[id as usize]));
+        workers[2].load.waiting_prefill_tokens = 10_000;
+        workers[2].load.running_sequences = 50;
+        for avoid in [[0, 1], [1, 0]] {
+            let request = RequestView {
+                avoid: avoid.map(WorkerId).to_vec(),
+                ..RequestView::new(100, 10)
+            };
+            let placed = choose(&workers, &request, true, 0).expect("a pair");
+            assert_eq!((placed.prefill.0, placed.decode.0), pair, "{avoid:?}");
+        }
+    }
+    let workers = [0, 1, 2].map(|id| worker(id, Role::Mixed));
+    let request = RequestView {
+        avoid: [2, 0, 1].map(WorkerId).to_vec(),
+        ..RequestView::new(100, 10)
+    };
+    for tie in 0..8 {
+        let placed = choose(&workers, &request, false, tie).expect("a worker");
+        assert_eq!(placed.prefill, WorkerId(2), "it failed first");
+    }
+}
+
 #[test]
 fn kv_moves_within_a_domain_by_one_kind_of_handoff() {
     let pair_of = |change: fn(&mut WorkerView), choices| {

@@ -83,6 +83,28 @@ fn failures_are_bounded_and_the_failing_are_avoided() {
     assert!(message.contains('4') && !message.contains("said the worker"));
 }
 
+/// A handshake that is refused, or KV that does not come, is the fault of either side.
+#[test]
+fn after_a_failed_handoff_both_workers_are_avoided() {
+    let workers = |ids: &[u32]| -> Vec<WorkerId> { ids.iter().copied().map(WorkerId).collect() };
+    let pairs = [Ok((0, 1)), Ok((0, 2)), Ok((3, 2))];
+    for reason in [R::Failed, R::KvLost] {
+        let mut case = Case::plain(&pairs, &[]);
+        case.failed(leg(1, 0), reason, FailureKind::Transport);
+        assert_eq!(case.script.asked[1].avoid, workers(&[1, 0]), "{reason:?}");
+        case.failed(leg(2, 1), reason, FailureKind::Transport);
+        assert_eq!(case.script.asked[2].avoid, workers(&[1, 2, 0]));
+    }
+    // What a worker fails to compute is its own fault, and KV of one that is gone nobody's.
+    let mut case = Case::plain(&pairs, &[]);
+    case.failed(leg(1, 0), R::Failed, FailureKind::Device);
+    assert_eq!(case.script.asked[1].avoid, workers(&[1]));
+    let mut case = Case::plain(&pairs, &[]);
+    case.tokens(leg(0, 0), 0, 1).input(Input::Lost(key(0)));
+    case.ended(leg(1, 0), R::KvLost);
+    assert_eq!(case.script.asked[1].avoid, []);
+}
+
 #[test]
 fn a_leg_is_retried_as_often_as_its_kind_of_failure_allows() {
     let max = MachineConfig::default().max_failures;
