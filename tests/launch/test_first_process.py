@@ -100,7 +100,8 @@ def test_the_routers_init_container_ends(silent_hub: socket.socket, tmp_path: Pa
     )
     (fetches,) = router["spec"]["template"]["spec"]["initContainers"]
     *shell, script = fetches["command"]
-    script = f'tasuki() {{ {shlex.join(TASUKI)} "$@"; }}\n{script}'.replace("/tmp", str(tmp_path))
+    script = script.replace("/tmp", str(tmp_path))
+    script = f'tasuki() {{ {shlex.join(TASUKI)} "$@"; }}\n{script}'
     hub = f"http://127.0.0.1:{silent_hub.getsockname()[1]}"
     words = (script, MODEL)
     with first_process(*words, cache=tmp_path, hub=hub, program=shell) as outside:
