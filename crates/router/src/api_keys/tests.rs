@@ -251,6 +251,18 @@ async fn send(app: &Arc<App>, path: &str, key: Option<&str>, body: Value) -> (St
 }
 
 #[tokio::test]
+async fn a_refusal_whose_body_nobody_reads_ends_the_connection() {
+    let (_generator, app) = guarded();
+    for (body, ends) in [(Body::from("{}"), true), (Body::empty(), false)] {
+        let request = Request::post("/v1/completions").body(body).unwrap();
+        let response = routes(Arc::clone(&app)).oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
+        let said = response.headers().get(header::CONNECTION);
+        assert_eq!(said.is_some_and(|value| value == "close"), ends);
+    }
+}
+
+#[tokio::test]
 async fn only_valid_keys_are_served() {
     let (generator, app) = guarded();
     let body = json!({"prompt": "a", "user": "somebody else"});
