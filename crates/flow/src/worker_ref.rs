@@ -16,7 +16,7 @@ pub struct WorkerKey {
 pub struct Peer {
     /// New at every start of the process.
     pub engine_id: String,
-    /// Where its peers reach it: host:port.
+    /// Where its peers reach it: host:port, behind which other engines' legs may keep more.
     pub kv_endpoint: String,
 }
 

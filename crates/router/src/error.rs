@@ -180,6 +180,20 @@ impl ApiError {
         }
     }
 
+    /// Whether it may be given before the request's body was read: the connection cannot be used
+    /// again then, and the client is to know.
+    fn leaves_body_unread(&self) -> bool {
+        matches!(
+            self,
+            Self::Unauthorized { .. }
+                | Self::UnknownPath { .. }
+                | Self::Method { .. }
+                | Self::TooLarge { .. }
+                | Self::SlowBody { .. }
+                | Self::Connections { .. }
+        )
+    }
+
     fn retry_after_s(&self) -> Option<u32> {
         match self {
             Self::Busy { .. }
@@ -270,6 +284,10 @@ impl IntoResponse for ApiError {
             response
                 .headers_mut()
                 .insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        if self.leaves_body_unread() {
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
         }
         if let Some(seconds) = self.retry_after_s() {
             response

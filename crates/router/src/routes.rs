@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::Router;
-use axum::body::HttpBody;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, Method, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
@@ -120,29 +119,21 @@ fn paths(app: &Arc<App>) -> Router<Arc<App>> {
 }
 
 /// Where there are API keys, lets in who has one; the handlers learn who it is.
-async fn authenticate(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+async fn authenticate(
+    State(app): State<Arc<App>>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
     if let Some(keys) = &app.keys {
-        match keys.caller(request.headers()) {
-            Ok(caller) => {
-                request.extensions_mut().insert(caller);
-            }
-            Err(refusal) => {
-                let mut response = refusal.into_response();
-                if !request.body().is_end_stream() {
-                    // Nobody reads it, so the connection cannot be used again.
-                    let close = HeaderValue::from_static("close");
-                    response.headers_mut().insert(header::CONNECTION, close);
-                }
-                return response;
-            }
-        }
+        let caller = keys.caller(request.headers())?;
+        request.extensions_mut().insert(caller);
     }
     let caller = request.extensions().get::<Caller>().cloned();
     let mut response = next.run(request).await;
     if let Some(caller) = caller {
         response.extensions_mut().insert(caller);
     }
-    response
+    Ok(response)
 }
 
 /// A handler's panic is an answer with status 500; other requests do not notice it. The

@@ -191,14 +191,14 @@ class Fp8Linear:
 
     def __call__(self, x: torch.Tensor | Rounded) -> torch.Tensor:
         """See `Linear`."""
-        if self._by_library and x.shape[0] > FEW_ROWS:
+        if self._library_takes(x.shape[0]):
             return self._multiply(x if isinstance(x, Rounded) else rounded(x))
         out = self.weight.values.new_empty(x.shape[0], self.outs, dtype=x.dtype)
         return self.into(out, x)
 
     def into(self, out: torch.Tensor, x: torch.Tensor | Rounded) -> torch.Tensor:
         """Write the GEMM to `out`, [T, out] with adjacent elements, and return it."""
-        if self._by_library and x.shape[0] > FEW_ROWS:
+        if self._library_takes(x.shape[0]):
             return out.copy_(self(x))
         if x.shape[0] and self._compiled():
             try:
@@ -208,14 +208,20 @@ class Fp8Linear:
                 _refused.add(self.weight.values.device)
                 first = " ".join(str(error).split())[-400:]
                 log.warning("fp8 kernels do not run on this GPU (%s); PyTorch's take over", first)
+                return self.into(out, x)
         x = x.dense() if isinstance(x, Rounded) else x
         return PlainLinear(self.weight.dense(), self.bias).into(out, x)
+
+    def _library_takes(self, rows: int) -> bool:
+        return self._by_library and rows > 0 and (rows > FEW_ROWS or not self._compiled())
 
     def _multiply(self, x: Rounded) -> torch.Tensor:
         weight = self.weight
         square = weight.rows == BLOCK and weight.scales.shape[1] % 4 == 0
         scales = weight.scales if square and x.rows >= _SQUARE_ROWS else self._row_scales
-        result = block_scaled(x, weight.values, scales)[: x.rows]
+        result = block_scaled(x, weight.values, scales)[: x.rows * x.pieces]
+        if x.pieces > 1:
+            result = result.sum(0, keepdim=True, dtype=torch.float32).to(x.dtype)
         if self.bias is not None:
             result += self.bias
         return result

@@ -72,9 +72,9 @@ def tiles_of(shape: Shape, device: Device) -> Tiles:
 
 
 def fp8_tiles_of(rows: int, out: int, size: int, device: Device) -> Tiles:
-    """The same of [rows, size] by [out, size] in fp8: a step has the columns of a scale.
+    """The division of [rows, size] by [out, size] in fp8, where a step has the columns of a scale.
 
-    Of 16 rows two programs a multiprocessor are faster than one with twice as many of the weight's.
+    Up to 16 rows small tiles and two programs a multiprocessor are faster, beyond them large ones.
     """
     held, steps = held_rows(rows), size // COLUMNS
     outs, together = (OUTS, 2) if held <= 16 else (2 * OUTS, 1)

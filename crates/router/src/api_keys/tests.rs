@@ -253,12 +253,25 @@ async fn send(app: &Arc<App>, path: &str, key: Option<&str>, body: Value) -> (St
 #[tokio::test]
 async fn a_refusal_whose_body_nobody_reads_ends_the_connection() {
     let (_generator, app) = guarded();
-    for (body, ends) in [(Body::from("{}"), true), (Body::empty(), false)] {
-        let request = Request::post("/v1/completions").body(body).unwrap();
+    for (method, path, key, status) in [
+        ("POST", "/v1/completions", "tk-2", StatusCode::UNAUTHORIZED),
+        ("POST", "/v1/embeddings", "tk-1", StatusCode::NOT_FOUND),
+        (
+            "PUT",
+            "/v1/completions",
+            "tk-1",
+            StatusCode::METHOD_NOT_ALLOWED,
+        ),
+        ("POST", "/v1/completions", "tk-1", StatusCode::BAD_REQUEST), // it was read
+    ] {
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header("authorization", format!("Bearer {key}"));
+        let request = request.body(Body::from("{}")).unwrap();
         let response = routes(Arc::clone(&app)).oneshot(request).await.unwrap();
-        assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
+        assert_eq!(response.status(), status);
         let said = response.headers().get(header::CONNECTION);
-        assert_eq!(said.is_some_and(|value| value == "close"), ends);
+        let ends = said.is_some_and(|value| value == "close");
+        assert_eq!(ends, status != StatusCode::BAD_REQUEST, "{path}");
     }
 }
 

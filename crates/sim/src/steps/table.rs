@@ -56,10 +56,10 @@ pub struct StepTable {
     /// The first of them, where that was measured apart: nothing runs while it is launched.
     first: Option<Grid>,
     decode: Grid,
-    /// What prompts add to decodes, where that was measured.
-    beside: Option<Grid>,
     /// Rows that a step which only decodes is padded to, ascending; empty: it is not.
     decode_rows: Vec<f64>,
+    /// What prompts add to decodes, where that was measured.
+    beside: Option<Grid>,
     /// Else: of a step with prompts alone, what does not depend on them is not paid beside decodes.
     prompt_step_s: f64,
     largest_drop: f64,
