@@ -4,8 +4,9 @@
 
 Needs no GPU: result files of `plan_regret.py` hold each run's figures, the simulated ones of their
 own revision, and the step table by which those were found. The same loads are simulated from the
-same tables. Tables from before `decode_rows` get the rows that workers of their revisions recorded
-CUDA graphs for, which were the same.
+same tables, and by the newest one, which has steps of 48 sequences and of 2,048 tokens too. Tables
+from before `decode_rows` get the rows that workers of their revisions recorded CUDA graphs for,
+which were the same.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from tasuki.processor import usable_cores
 
 RESULTS = ROOT / "benchmarks" / "results"
 RESULT = RESULTS / "simulated_again.json"
-NAMES = ("open_loop_1xh200", "open_loop_2xh200_w1", "plan_regret_2xh200_w1")  # of seeds as now
+NAMES = ("open_loop_1xh200", "plan_regret_2xh200_w1")  # of seeds as now
+FINER = "open_loop_2xh200_chat"  # has a table of the same kind of GPU, with more steps
 DESIGN = re.compile(r"([\dpdm]+)(?: (strict))?(?: (\d+))?(?: ([\d.]+)ms)?")
 
 
@@ -50,13 +52,19 @@ def seconds_of(command: list[str]) -> float:
     return float(command[command.index("--seconds") + 1]) if "--seconds" in command else 20.0
 
 
-def again(name: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """The runs of a file."""
-    file = json.loads((RESULTS / f"{name}.json").read_text())
-    steps = file["steps"]
+def table(name: str, folder: Path) -> Path:
+    """The step table of a result file."""
+    steps = json.loads((RESULTS / f"{name}.json").read_text())["steps"]
     rows = buckets_up_to(max(int(row["batch"]) for row in steps["decode"]))
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"decode_rows": rows, **steps}))
+    return path
+
+
+def again(name: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """The runs of a file."""
+    file = json.loads((RESULTS / f"{name}.json").read_text())
+    tables = {"again": table(name, folder), "finer": table(FINER, folder)}
     seconds = seconds_of(file["command"])
 
     def one(run: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -65,14 +73,14 @@ def again(name: str, folder: Path) -> Iterator[dict[str, Any]]:
             return None
         load = {**GPU_LOADS[run["load"]], "request-rate": run["rate"], "duration-s": seconds}
         load["seed"] = SEED + number_of(run["rate"])
-        metrics = simulate(design, path, load)["metrics"]
+        found = {way: simulate(design, path, load)["metrics"] for way, path in tables.items()}
         kept = {key: run[key] for key in ("load", "design", "rate")}
         return {
             "file": name,
             **kept,
             "in_time": run["measured"]["loose"]["attainment"],
             **{way: _latencies(run[way]) for way in ("measured", "simulated")},
-            "again": _latencies(metrics),
+            **{way: _latencies(metrics) for way, metrics in found.items()},
         }
 
     with ThreadPoolExecutor(usable_cores()) as threads:

@@ -64,6 +64,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulator-accuracy": simulator_accuracy,
     "simulator-accuracy-cpu": simulator_accuracy_cpu,
     "open-loops": open_loops(
+        "open_loop_2xh200_chat",
         "open_loop_2xh200_w1",
         "plan_regret_2xh200_w1",
         "plan_regret_2xh200_answers",
@@ -71,6 +72,8 @@ TABLES: dict[str, Callable[[], str]] = {
         "open_loop_2xh100",
     ),
     "simulated-again": simulated_again,
+    "open-loop-errors-chat-now": open_loop_errors("open_loop_2xh200_chat"),
+    "open-loop-errors-w1-now": open_loop_errors("open_loop_2xh200_w1"),
     "open-loop-errors-w1": open_loop_errors("plan_regret_2xh200_w1"),
     "open-loop-errors-answers": open_loop_errors("plan_regret_2xh200_answers"),
     "open-loop-errors-w2": open_loop_errors("plan_regret_2xh100_w2"),

@@ -226,12 +226,11 @@ def simulated_again() -> str:
     each = rows(("load", "topology", "requests/s", "in time", *columns_ms), lines)
     lines = []
     for (name, of), runs in by_file.items():
-        for way in ("simulated", "again"):
+        for way, when in (("simulated", "then"), ("again", "now"), ("finer", "now, finer table")):
             cells = []
             for key in keys:
                 errors = [abs(run[way][key] / run["measured"][key] - 1.0) for run in runs]
                 cells.append(f"{100 * median(errors):.0f}% ({100 * max(errors):.0f}%)")
-            when = "then" if way == "simulated" else "now"
             lines.append([name, of, str(len(runs)), when, *cells])
     heads = (
         "file",
