@@ -84,6 +84,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan-regret-cpu-w1-w2": plan_regret("plan_regret_cpu_w1_w2"),
     "plan-regret-gpus": plan_regret("plan_regret_gpus"),
     "plan-regret-chat": plan_regret("plan_regret_2xh200_chat"),
+    "plan-regret-chat-now": plan_regret("open_loop_2xh200_chat"),
     "plan-regret-w2-h100": plan_regret("plan_regret_2xh100_w2"),
     "plan-regret-w1": plan_regret("plan_regret_2xh200_w1"),
     "plan-regret-answers": plan_regret("plan_regret_2xh200_answers"),
