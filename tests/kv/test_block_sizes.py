@@ -119,10 +119,9 @@ def make_case(choose: random.Random) -> Case:
     case = Case(prefill, decode, groups, tokens, prefix * decode.block_size, [*computed, tokens])
     for layout, pool in zip(prefill.layouts, prefill.pools, strict=True):
         for table in prefill.tables:
-            for block, page in enumerate(table.blocks):
-                begin = table.first_token + block * layout.block_size
-                span = range(begin, begin + layout.block_size)
-                pool[page] = case.values(layout, table.group, span)
+            end = table.first_token + len(table.blocks) * layout.block_size
+            values = case.values(layout, table.group, range(table.first_token, end))
+            pool[list(table.blocks)] = values.unflatten(3, (-1, layout.block_size)).movedim(3, 0)
     return case
 
 
