@@ -1,6 +1,8 @@
 //! A request as a placement decision sees it.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::{Chunks, HandoffKind, Identity, ModelId, WorkerId};
 
@@ -11,6 +13,10 @@ pub const PREFIX_TOKENS: usize = 64;
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestView {
     pub model: ModelId,
+    /// By which it asks for the model, where that may be an adapter.
+    pub name: Option<Arc<str>>,
+    /// The workers that have its adapter: no other takes it. `None`: all of the model do.
+    pub only: Option<Arc<BTreeSet<WorkerId>>>,
     /// Of the workers whose output the client has begun to get: workers of another identity
     /// cannot go on with it. `None`: it has none yet.
     pub bound_to: Option<Identity>,
@@ -107,6 +113,8 @@ impl RequestView {
     pub fn new(prompt_tokens: u32, max_tokens: u32) -> Self {
         Self {
             model: ModelId::default(),
+            name: None,
+            only: None,
             bound_to: None,
             prompt_tokens,
             resumed_tokens: 0,
@@ -136,6 +144,12 @@ impl RequestView {
             prefix,
             ..self
         }
+    }
+
+    /// Whether the worker has the adapter that it is for, if it is for one.
+    pub fn allows(&self, worker: WorkerId) -> bool {
+        let only = self.only.as_ref();
+        only.is_none_or(|workers| workers.contains(&worker))
     }
 
     /// The longest a choice's sequence can get, in tokens.

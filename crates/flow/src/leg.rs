@@ -52,7 +52,7 @@ pub struct LegSpec {
     /// Salts the prefix cache.
     pub cache_salt: Arc<str>,
     /// Of a request whose content is not tokens: prompt and sampling are estimates then.
-    pub opaque: Option<OpaqueRequest>,
+    pub opaque: Option<Arc<OpaqueRequest>>,
     /// Of the shell, for the link: how a worker that traces its work makes it a part of the
     /// request's trace.
     pub trace: Option<Opaque>,

@@ -25,6 +25,12 @@ pub enum NoPlacement {
     CannotResume,
     #[error("no worker is up")]
     NoWorker,
+    /// Other workers of the model may be up.
+    #[error(
+        "no worker that has the request's adapter (LoRA) and the role it needs takes requests now: \
+         load the adapter on more workers, or send the request again later"
+    )]
+    NoAdapter,
     #[error("the workers that are up are draining and take no new requests")]
     AllDraining,
     /// Other weights would go on with another model's answer.

@@ -37,8 +37,10 @@ impl Line {
                         return Some((waiting.id, None));
                     }
                     match reason {
-                        // Others have one.
-                        NoPlacement::NoHandoff { .. } => {}
+                        // It concerns this request: others have workers.
+                        NoPlacement::NoHandoff { .. }
+                        | NoPlacement::NoAdapter
+                        | NoPlacement::OtherIdentity => {}
                         reason if reason.is_limit() => too_large = Some(size),
                         _ => return None,
                     }

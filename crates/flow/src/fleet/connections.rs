@@ -24,6 +24,7 @@ impl FleetState {
     pub fn remove(&mut self, worker: WorkerId) {
         self.chosen.take();
         self.workers.remove(&worker);
+        self.models.forget(worker);
         self.policy.remove(worker);
         self.prefixes.forget(worker);
     }
@@ -50,6 +51,7 @@ impl FleetState {
         if !self.workers.contains_key(&worker) {
             return Err(JoinError::Removed(worker));
         }
+        self.models.learn_names(worker, model, &info);
         let chunks = (info.chunks, info.capabilities.reports_cache);
         self.set_info(worker, info);
         let connection = self.next_connection;
@@ -78,8 +80,8 @@ impl FleetState {
         };
         let engine = state.info.as_ref().map(|known| &known.peer.engine_id);
         let same = engine == Some(&info.peer.engine_id);
-        if same {
-            self.models.learn_names(&info);
+        if same && let Some(model) = state.model {
+            self.models.learn_names(key.worker, model, &info);
             self.set_info(key.worker, info);
             self.reindex(key.worker);
         }

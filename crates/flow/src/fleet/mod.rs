@@ -18,7 +18,7 @@ mod tests;
 mod worker;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tasuki_core::{ChunkScheme, CostModel, Hardware, ModelId, Payload, RequestView, WorkerId};
@@ -27,6 +27,7 @@ use tasuki_policy::{NoPlacement, Placement, Policy, PolicyConfig};
 pub use self::answers::{JoinError, NotReady, Silence};
 use self::machines::Machines;
 use self::models::Models;
+pub use self::models::OpaqueModel;
 pub use self::prefixes::CacheEvents;
 use self::prefixes::PrefixIndex;
 pub use self::report::{LoadReport, WorkerInfo};
@@ -255,15 +256,9 @@ impl FleetState {
         self.workers.values()
     }
 
-    /// Models of workers that take requests as they are, each with its names; the first one is
-    /// preferred. They stay though their workers leave.
-    pub fn opaque_models(&self) -> impl Iterator<Item = (ModelId, &[String])> {
+    /// Models of workers that take requests as they are.
+    pub fn opaque_models(&self) -> impl Iterator<Item = OpaqueModel<'_>> {
         self.models.opaque()
-    }
-
-    /// Names of adapters of these models. They stay though their workers leave.
-    pub fn adapters(&self) -> &HashSet<String> {
-        self.models.adapters()
     }
 
     /// One worker.

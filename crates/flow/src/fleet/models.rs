@@ -1,8 +1,9 @@
 //! Which model a worker serves, by what it says of itself.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
-use tasuki_core::{Identity, ModelId, Payload};
+use tasuki_core::{Identity, ModelId, Payload, RequestView, WorkerId};
 
 use super::{JoinError, WorkerInfo};
 
@@ -14,16 +15,27 @@ use super::{JoinError, WorkerInfo};
 /// that take requests as they are become known with their first worker.
 #[derive(Debug)]
 pub(super) struct Models {
-    /// Of each model, the names that its workers may give it; of opaque ones, gave it.
+    /// Of each model, the names that its workers may give it; of opaque ones, gave it. No adapters.
     names: Vec<Vec<String>>,
-    /// Where a name is among them: a worker may have thousands, of adapters.
+    /// Where a name is among them: a worker may have thousands.
     positions: HashMap<String, usize>,
-    /// Two models may have adapters of one name: that of the first one is served.
-    adapters: HashSet<String>,
+    /// By name, of each model that has one of it: the workers that have it, up or not. Two models
+    /// may have adapters of one name: that of the first one is served.
+    adapters: BTreeMap<String, BTreeMap<ModelId, Arc<BTreeSet<WorkerId>>>>,
     /// So many of them, the first ones, are served by workers that take tokens.
     of_tokens: usize,
     /// Names and identities of the workers admitted so far, where there is one model.
     seen: Vec<(String, Identity)>,
+}
+
+/// A model of workers that take requests as they are.
+#[derive(Debug)]
+pub struct OpaqueModel<'a> {
+    pub id: ModelId,
+    /// The first one is preferred. They stay though its workers leave.
+    pub names: &'a [String],
+    /// By name, as long as a worker that has one is not removed.
+    pub adapters: Vec<&'a String>,
 }
 
 impl Models {
@@ -38,22 +50,45 @@ impl Models {
             of_tokens: names.len(),
             names,
             positions,
-            adapters: HashSet::new(),
+            adapters: BTreeMap::new(),
             seen: Vec::new(),
         }
     }
 
-    /// Names of adapters that opaque workers gave, also those that are gone.
-    pub(super) fn adapters(&self) -> &HashSet<String> {
-        &self.adapters
-    }
-
-    /// A worker that has joined may have other names and adapters than before.
-    pub(super) fn learn_names(&mut self, info: &WorkerInfo) {
+    /// What a worker of a model says of its names and adapters, when it joins and later.
+    pub(super) fn learn_names(&mut self, worker: WorkerId, model: ModelId, info: &WorkerInfo) {
         if info.capabilities.payload == Payload::Opaque {
             // A name of another kind of worker stays theirs.
             let _ = self.of_opaque(info);
         }
+        self.forget(worker);
+        for name in &info.adapters {
+            let models = self.adapters.entry(name.clone()).or_default();
+            Arc::make_mut(models.entry(model).or_default()).insert(worker);
+        }
+    }
+
+    /// Forgets the adapters that a worker had.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.adapters.retain(|_, models| {
+            models.retain(|_, workers| {
+                if workers.contains(&worker) {
+                    Arc::make_mut(workers).remove(&worker);
+                }
+                !workers.is_empty()
+            });
+            !models.is_empty()
+        });
+    }
+
+    /// The workers that have the adapter that a request is for; `None`: it is for none that is
+    /// known.
+    pub(super) fn with_adapter(&self, request: &RequestView) -> Option<&Arc<BTreeSet<WorkerId>>> {
+        let name = request.name.as_deref()?;
+        let models = self.adapters.get(name)?;
+        models
+            .get(&request.model)
+            .filter(|_| !self.positions.contains_key(name))
     }
 
     /// The model that a worker serves.
@@ -64,10 +99,20 @@ impl Models {
         }
     }
 
-    /// Models of workers that take requests as they are, each with its names.
-    pub(super) fn opaque(&self) -> impl Iterator<Item = (ModelId, &[String])> {
+    /// Models of workers that take requests as they are.
+    pub(super) fn opaque(&self) -> impl Iterator<Item = OpaqueModel<'_>> {
         let numbered = self.names.iter().enumerate().skip(self.of_tokens);
-        numbered.map(|(at, names)| (id(at), names.as_slice()))
+        numbered.map(|(at, names)| {
+            let first = |models: &BTreeMap<ModelId, _>| models.keys().next() == Some(&id(at));
+            let adapters = self.adapters.iter();
+            let adapters = adapters
+                .filter(|(name, models)| first(models) && !self.positions.contains_key(*name));
+            OpaqueModel {
+                id: id(at),
+                names,
+                adapters: adapters.map(|(name, _)| name).collect(),
+            }
+        })
     }
 
     /// A single model takes workers of any name, but all of one: the shell has the text of one
@@ -105,7 +150,7 @@ impl Models {
         Ok(ModelId::default())
     }
 
-    /// The model of any of the worker's names. It has all of them and its adapters from now on.
+    /// The model of any of the worker's names. It has all of them from now on.
     fn of_opaque(&mut self, info: &WorkerInfo) -> Result<ModelId, JoinError> {
         let theirs = || std::iter::once(&info.model).chain(&info.further_names);
         let known: Vec<_> = theirs().filter_map(|name| self.position(name)).collect();
@@ -120,11 +165,6 @@ impl Models {
             if self.position(name).is_none() {
                 self.names[at].push(name.clone());
                 self.positions.insert(name.clone(), at);
-            }
-        }
-        for name in &info.adapters {
-            if self.position(name).is_none() && self.adapters.insert(name.clone()) {
-                self.names[at].push(name.clone());
             }
         }
         Ok(id(at))

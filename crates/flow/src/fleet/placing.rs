@@ -1,6 +1,7 @@
 //! Who gets a request, and what it is expected to see.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tasuki_core::{Forecast, Health, ModelId, RequestView, Warm, WorkerId, WorkerView};
@@ -53,16 +54,17 @@ impl FleetState {
         Ok(placement)
     }
 
-    /// The request with the workers that hold most of its prompt.
+    /// The request with the workers that hold most of its prompt, and those that have its adapter.
     fn warmed<'a>(&self, request: &'a RequestView) -> Cow<'a, RequestView> {
-        let warm = self.warmest(request);
-        if warm.is_empty() {
-            return Cow::Borrowed(request);
+        let mut known = Cow::Borrowed(request);
+        if let Some(workers) = self.models.with_adapter(request) {
+            known.to_mut().only = Some(Arc::clone(workers));
         }
-        Cow::Owned(RequestView {
-            warm,
-            ..request.clone()
-        })
+        let warm = self.warmest(&known);
+        if !warm.is_empty() {
+            known.to_mut().warm = warm;
+        }
+        known
     }
 
     /// Who holds most of the request's prompt, of the workers whose role is either half; none
@@ -74,7 +76,7 @@ impl FleetState {
         let halves = |id: WorkerId| {
             let view = self.workers.get(&id).map(|state| &state.view);
             let view = view.filter(|view| view.health == Health::Ready);
-            let view = view.filter(|_| !request.avoid.contains(&id));
+            let view = view.filter(|_| request.allows(id) && !request.avoid.contains(&id));
             view.map_or([false; 2], |view| {
                 [view.role.prefills(), view.role.decodes()]
             })

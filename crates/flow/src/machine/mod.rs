@@ -53,7 +53,7 @@ pub struct Machine {
     chunks: Chunks,
     cache_salt: Arc<str>,
     tenant: Arc<str>,
-    opaque: Option<OpaqueRequest>,
+    opaque: Option<Arc<OpaqueRequest>>,
     /// Of the pauses' jitter; not the request's seed, which clients often share.
     jitter_seed: u64,
     choices: Vec<ChoiceTokens>,
@@ -89,7 +89,7 @@ impl Machine {
             sampling: Arc::new(generation.sampling),
             cache_salt: generation.cache_salt.into(),
             tenant: generation.tenant,
-            opaque: generation.opaque,
+            opaque: generation.opaque.map(Arc::new),
             jitter_seed: retry::jitter_seed(&generation.request_id),
             choices: indices
                 .iter()

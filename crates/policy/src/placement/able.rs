@@ -36,6 +36,9 @@ impl<'a> Able<'a> {
         if !takes || !group.kind.may_run(request) {
             return None;
         }
+        if request.only.is_some() && !group.members().any(|member| member.takes(request)) {
+            return None;
+        }
         let price = how.model.price(group.kind.hardware, request);
         let (role, role_use) = (group.kind.role, group.kind.role_use);
         let other_role_s = |asks: bool| if asks { 0.0 } else { role_use.other_role_s() };
@@ -97,7 +100,11 @@ pub fn no_placement(
     let missing = |role, may: fn(&Kind, Choosing<'_>) -> bool| {
         let reason = index.reason(request, |kind| may(kind, how));
         let limit = reason.filter(|reason| reason.is_limit());
-        limit.unwrap_or(NoPlacement::NoRole { role })
+        let none = match request.only {
+            None => NoPlacement::NoRole { role },
+            Some(_) => NoPlacement::NoAdapter,
+        };
+        limit.unwrap_or(none)
     };
     if !able.iter().any(|able| able.may_prefill) {
         missing(Role::Prefill, Kind::may_prefill)
@@ -126,6 +133,7 @@ fn no_handoff(
     let mut groups = index.groups.iter();
     Some(NoPlacement::NoHandoff {
         why: request.indivisible.unwrap_or(Indivisible::Sequences),
-        for_good: !groups.any(|group| !group.is_empty() && alone(group)),
+        for_good: !groups
+            .any(|group| group.members().any(|one| request.allows(one.id)) && alone(group)),
     })
 }

@@ -207,7 +207,7 @@ impl WorkerIndex {
             .filter(|group| group.kind.model == request.model && may(&group.kind));
         for group in of_model {
             let ours = group.kind.goes_on(request);
-            for member in group.members() {
+            for member in group.members().filter(|one| request.allows(one.id)) {
                 match member.health {
                     Health::Draining if ours => none = NoPlacement::AllDraining,
                     Health::Ready if !ours => none = none.or(NoPlacement::OtherIdentity),
@@ -228,7 +228,10 @@ impl WorkerIndex {
         } else if let Some(exceeded) = known.exceeded(request) {
             Some(exceeded.for_good())
         } else if ready.tokens.is_none() {
-            Some(none)
+            Some(match request.only {
+                None => none,
+                Some(_) => NoPlacement::NoAdapter,
+            })
         } else {
             ready.exceeded(request).map(Exceeded::for_now)
         }
@@ -285,7 +288,9 @@ impl Kind {
 
 impl Member {
     pub fn takes(&self, request: &RequestView) -> bool {
-        self.health == Health::Ready && u64::from(self.limit_tokens) >= request.total_tokens()
+        self.health == Health::Ready
+            && u64::from(self.limit_tokens) >= request.total_tokens()
+            && request.allows(self.id)
     }
 }
 

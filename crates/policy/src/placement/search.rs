@@ -336,6 +336,7 @@ impl<'a> Search<'a> {
                 let id = able.group.ids[slot];
                 if best.is_none_or(|best| self.tie.precedes((cost_s, id), &best))
                     && let Some(member) = able.group.member(slot)
+                    && self.request.allows(id)
                     && !skip(member)
                 {
                     best = Some(self.offer(member, cost_s));

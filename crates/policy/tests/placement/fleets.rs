@@ -141,12 +141,14 @@ pub fn any_request() -> impl Strategy<Value = RequestView> {
     let id = || (0..12u32).prop_map(WorkerId);
     let avoid = proptest::collection::vec(id(), 0..3);
     let warm = proptest::collection::btree_map(id(), 0..4_000u32, 0..4);
-    let rest = (1..4u32, avoid, any::<bool>(), warm);
+    let only = proptest::option::weighted(0.2, proptest::collection::btree_set(id(), 1..12));
+    let rest = (1..4u32, avoid, any::<bool>(), warm, only);
     let begun = (0..8u32, 0..8u32, 0..4u32);
     (1..4_000u32, 1..600u32, rest, begun).prop_map(
-        |(prompt, output, (choices, avoid, keep_whole, warm), (model, identity, resumed))| {
+        |(prompt, output, (choices, avoid, keep_whole, warm, only), (model, identity, resumed))| {
             RequestView {
                 model: ModelId(model / 7),
+                only: only.map(std::sync::Arc::new),
                 bound_to: (identity < 3).then_some(Identity([identity as u8 / 2; 16])),
                 resumed_tokens: if resumed == 0 { 1 } else { 0 },
                 choices,

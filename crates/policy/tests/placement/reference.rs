@@ -16,6 +16,29 @@ pub fn place(
     request: &RequestView,
     how: Choosing<'_>,
 ) -> Result<Placement, NoPlacement> {
+    let allowed = workers
+        .iter()
+        .copied()
+        .filter(|(_, w)| request.allows(w.id));
+    let placed = place_allowed(&allowed.collect::<Vec<_>>(), request, how);
+    placed.map_err(|reason| match reason {
+        NoPlacement::NoWorker
+        | NoPlacement::NoRole { .. }
+        | NoPlacement::AllDraining
+        | NoPlacement::OtherIdentity
+            if request.only.is_some() =>
+        {
+            NoPlacement::NoAdapter
+        }
+        reason => reason,
+    })
+}
+
+fn place_allowed(
+    workers: Workers<'_>,
+    request: &RequestView,
+    how: Choosing<'_>,
+) -> Result<Placement, NoPlacement> {
     let able = able(workers, request)?;
     let best = best(&preferred(&able, request, how), request, how);
     best.ok_or_else(|| {
@@ -69,7 +92,10 @@ pub fn place_decode(
     let (_, prefill) = workers.iter().find(|(_, w)| w.id == prefill)?;
     let may = |w: &&WorkerView| {
         let role = is_free(w, how) || w.role.decodes();
-        role && w.id != prefill.id && !tried.contains(&w.id) && moves(prefill, w, request)
+        role && request.allows(w.id)
+            && w.id != prefill.id
+            && !tried.contains(&w.id)
+            && moves(prefill, w, request)
     };
     let decode = able(workers, request).ok()?.into_iter().filter(may);
     let costs = decode.map(|decode| {
@@ -90,6 +116,7 @@ pub fn is_allowed(
     let Ok(able) = able(workers, request) else {
         return false;
     };
+    let able: Vec<_> = able.into_iter().filter(|w| request.allows(w.id)).collect();
     let options = options(&preferred(&able, request, how), request, how);
     options
         .wholes

@@ -169,6 +169,8 @@ fn generation(
     if let Some((_, name)) = { aliases }.find(|(alias, _)| Some(alias) == asked.as_ref()) {
         body.set("model", name);
     }
+    // SGLang's requests may name an adapter beside the model.
+    let name: Option<String> = body.read("lora_path").or_else(|| body.read("model"));
     let request = ForeignRequest {
         path: incoming.path,
         headers,
@@ -193,6 +195,7 @@ fn generation(
         opaque: Some(OpaqueRequest {
             content: Opaque::new(request),
             sequences: estimate.sequences,
+            name: name.map(Arc::from),
             bound_to: incoming.bound_to,
             indivisible,
             resumes: false,

@@ -21,13 +21,12 @@ pub struct Catalog {
     pub foreign: Arc<[ForeignModel]>,
     /// Models that SGLang workers serve, each with the identity of these workers.
     pub sglang: Vec<(ModelId, Identity)>,
-    /// Names of adapters, of all models, also those that no worker has any more: a request for
-    /// one is never for its base.
-    pub adapters: HashSet<String>,
+    /// Their names without adapters: a request by any other name is not for a model itself.
+    pub bases: HashSet<String>,
 }
 
 impl Catalog {
-    fn of<'a>(state: &'a State) -> Self {
+    fn of(state: &State) -> Self {
         let mut catalog = Self::default();
         for worker in state.fleet.workers() {
             let Some((model, info)) = worker.model.zip(worker.info.as_ref()) else {
@@ -52,25 +51,18 @@ impl Catalog {
                 catalog.sglang.push(served);
             }
         }
-        let adapters = state.fleet.adapters();
-        let workers = state.fleet.workers();
-        let infos = workers.filter_map(|worker| worker.info.as_ref());
-        let names = |info: &'a WorkerInfo| {
-            let theirs = std::iter::once(&info.model).chain(&info.further_names);
-            theirs.chain(&info.adapters)
-        };
-        let held: HashSet<&String> = infos.flat_map(names).collect();
-        let served = |name: &&String| held.contains(name) || !adapters.contains(*name);
-        let foreign = state.fleet.opaque_models().map(|(id, names)| ForeignModel {
-            id,
-            names: names.iter().filter(served).cloned().collect(),
-            max_model_len: catalog
-                .limits(id)
-                .map(|limits| limits.max_model_len)
-                .filter(|length| *length != UNKNOWN_CONTEXT),
+        let foreign = state.fleet.opaque_models().map(|model| {
+            catalog.bases.extend(model.names.iter().cloned());
+            let names = model.names.iter().chain(model.adapters);
+            ForeignModel {
+                id: model.id,
+                names: names.cloned().collect(),
+                max_model_len: { catalog.limits.get(&model.id) }
+                    .map(|limits| limits.max_model_len)
+                    .filter(|length| *length != UNKNOWN_CONTEXT),
+            }
         });
         catalog.foreign = foreign.collect();
-        catalog.adapters.clone_from(adapters);
         catalog
     }
 

@@ -1,11 +1,11 @@
 //! What a request does that waits for one worker while another has time.
 
 use super::*;
-use crate::fleet::{LoadReport, WorkerInfo};
+use crate::fleet::{DrainReason, LoadReport, WorkerInfo};
 use crate::testing::info;
 
 use crate::{Effect, FleetState, Generation, Machine, MachineConfig, SamplingParams, WorkerKey};
-use tasuki_core::{Chunks, HandoffKind, Indivisible, Role};
+use tasuki_core::{Chunks, HandoffKind, Identity, Indivisible, Payload, Role};
 use tasuki_policy::PolicyConfig;
 
 #[test]
@@ -154,6 +154,55 @@ fn a_request_whose_only_worker_that_serves_it_whole_is_down_holds_nobody_up() {
         matches!(verdicts[..], [(id, Verdict::Admitted(_))] if id == ids[1]),
         "{verdicts:?}"
     );
+}
+
+#[test]
+fn a_request_whose_adapter_or_engine_is_down_holds_nobody_up() {
+    let adapter = RequestView {
+        name: Some("x".into()),
+        ..RequestView::new(100, 10)
+    };
+    let engine = RequestView {
+        bound_to: Some(Identity([9; 16])),
+        ..RequestView::new(100, 10)
+    };
+    for (view, drains) in [(&adapter, false), (&adapter, true), (&engine, false)] {
+        let mut fleet = FleetState::new(Vec::new(), PolicyConfig::default());
+        let [with, _] = [("a", vec!["x".to_owned()], 9), ("b", Vec::new(), 1)].map(
+            |(engine, adapters, identity)| {
+                let id = fleet.add();
+                let mut info = WorkerInfo {
+                    adapters,
+                    ..info(engine)
+                };
+                info.capabilities.payload = Payload::Opaque;
+                info.domain.identity = Identity([identity; 16]);
+                let key = fleet.join(id, info, Duration::ZERO).expect("it joins");
+                fleet.on_report(key, Some(&load(0)), Duration::ZERO);
+                key
+            },
+        );
+        let mut admission = Admission::new(AdmissionConfig::default());
+        let ids = [view.clone(), RequestView::new(100, 10)].map(|view| {
+            let entrant = Entrant {
+                view,
+                tenant: "a".into(),
+                priority: 0,
+                arrived: Duration::ZERO,
+            };
+            admission.enter(entrant, &fleet)
+        });
+        if drains {
+            fleet.drain(WorkerId(0), DrainReason::Asked);
+        } else {
+            fleet.leave(with);
+        }
+        let verdicts = admission.settle(Duration::ZERO, &fleet);
+        assert!(
+            matches!(verdicts[..], [(id, Verdict::Admitted(_))] if id == ids[1]),
+            "{view:?}, drains: {drains}: {verdicts:?}"
+        );
+    }
 }
 
 #[test]

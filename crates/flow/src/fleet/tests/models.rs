@@ -1,5 +1,7 @@
 //! Which workers serve which model, and which weights.
 
+use tasuki_policy::Rule;
+
 use super::*;
 
 #[test]
@@ -182,7 +184,7 @@ fn models_of_opaque_workers_become_known_with_them() {
     fleet.leave(first);
     let known: Vec<_> = fleet
         .opaque_models()
-        .map(|(id, names)| (id.0, names.join(" ")))
+        .map(|model| (model.id.0, model.names.join(" ")))
         .collect();
     assert_eq!(known, [(0, "m lora lora2".to_owned()), (1, "n".to_owned())]);
 }
@@ -201,7 +203,7 @@ fn a_worker_may_have_very_many_names() {
     }
     let known: Vec<_> = fleet
         .opaque_models()
-        .map(|(_, names)| names.len())
+        .map(|model| model.names.len())
         .collect();
     assert_eq!(known, [100_001]);
 }
@@ -212,4 +214,118 @@ fn the_estimated_length_of_an_opaque_request_is_no_limit() {
     let id = fleet.add();
     fleet.join(id, opaque("a", "m", &[]), NOW).expect("joined");
     assert!(fleet.place(&RequestView::new(1_000_000, 5)).is_ok());
+}
+
+fn with_adapters(engine: &str, model: &str, adapters: &[&str]) -> WorkerInfo {
+    WorkerInfo {
+        adapters: adapters.iter().copied().map(str::to_owned).collect(),
+        ..opaque(engine, model, &[])
+    }
+}
+
+fn named(name: &str) -> RequestView {
+    RequestView {
+        name: Some(name.into()),
+        ..request(0, None)
+    }
+}
+
+#[test]
+fn a_request_for_an_adapter_goes_to_workers_that_have_it() {
+    for kind in [PolicyKind::Cost, PolicyKind::Simple(Rule::RoundRobin)] {
+        let policy = PolicyConfig {
+            kind,
+            ..PolicyConfig::default()
+        };
+        let mut fleet = FleetState::new(Vec::new(), policy);
+        let mut join = |engine: &str, adapters: &[&str]| {
+            let id = fleet.add();
+            let info = with_adapters(engine, "m", adapters);
+            fleet.join(id, info, NOW).expect("joined")
+        };
+        let keys = [join("a", &[]), join("b", &["x"]), join("c", &["y"])];
+        let place = |fleet: &mut FleetState, name: &str| {
+            let placed = fleet.place(&named(name))?;
+            assert_eq!(placed.prefill, placed.decode);
+            Ok::<_, NoPlacement>(placed.prefill.key.worker.0)
+        };
+        for _ in 0..10 {
+            assert_eq!(place(&mut fleet, "x"), Ok(1));
+            assert_eq!(place(&mut fleet, "y"), Ok(2));
+        }
+        let mut others: Vec<_> = (0..30).map(|_| place(&mut fleet, "m")).collect();
+        others.sort_by_key(|placed| placed.ok());
+        others.dedup();
+        assert_eq!(others.len(), 3, "the base is everywhere");
+        fleet.leave(keys[1]);
+        assert_eq!(place(&mut fleet, "x"), Err(NoPlacement::NoAdapter));
+        assert!(fleet.on_info(keys[0], with_adapters("a", "m", &["x"])));
+        assert_eq!(place(&mut fleet, "x"), Ok(0));
+        assert!(fleet.on_info(keys[0], with_adapters("a", "m", &[])));
+        fleet.remove(WorkerId(1));
+        assert!(place(&mut fleet, "x").is_ok(), "nobody is known to have it");
+    }
+}
+
+#[test]
+fn both_workers_of_a_pair_have_the_adapter() {
+    let policy = PolicyConfig {
+        strict_roles: true,
+        ..PolicyConfig::default()
+    };
+    let mut fleet = FleetState::new(Vec::new(), policy);
+    let roles = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
+    for (id, role) in (0u32..).zip(roles) {
+        let worker = fleet.add();
+        let adapters: &[&str] = if id % 2 == 1 { &["x"] } else { &[] };
+        let info = WorkerInfo {
+            role,
+            ..with_adapters(&format!("e{id}"), "m", adapters)
+        };
+        fleet.join(worker, info, NOW).expect("joined");
+    }
+    let mut prefill = None;
+    for _ in 0..10 {
+        let placed = fleet.place(&named("x")).expect("a pair");
+        let pair = [placed.prefill.key.worker.0, placed.decode.key.worker.0];
+        assert_eq!(pair, [1, 3]);
+        prefill = Some(placed.prefill.key);
+    }
+    let prefill = prefill.expect("it was placed");
+    let next = fleet.place_decode(&named("x"), prefill, &[WorkerId(3)]);
+    assert_eq!(next, None, "the other decode worker lacks it");
+    let next = fleet.place_decode(&named("m"), prefill, &[WorkerId(3)]);
+    assert_eq!(next.map(|next| next.key.worker.0), Some(2));
+    fleet.drain(WorkerId(3), DrainReason::Asked);
+    let refused = fleet.place(&named("x")).expect_err("no decode worker");
+    assert_eq!(refused, NoPlacement::NoAdapter);
+    assert!(refused.may_pass());
+}
+
+#[test]
+fn adapters_are_forgotten_with_the_last_worker_that_had_them() {
+    let mut fleet = FleetState::new(Vec::new(), PolicyConfig::default());
+    let mut join = |info| {
+        let id = fleet.add();
+        fleet.join(id, info, NOW).expect("joined")
+    };
+    let first = join(with_adapters("a", "m", &["x", "y"]));
+    join(with_adapters("b", "m", &["x"]));
+    join(with_adapters("c", "n", &["y"]));
+    let adapters = |fleet: &FleetState| {
+        let models = fleet.opaque_models();
+        let adapters = models.map(|model| model.adapters.into_iter().cloned().collect::<Vec<_>>());
+        adapters.map(|names| names.join(" ")).collect::<Vec<_>>()
+    };
+    assert_eq!(adapters(&fleet), ["x y", ""]);
+    fleet.leave(first);
+    assert_eq!(adapters(&fleet), ["x y", ""], "it may come back");
+    fleet.remove(WorkerId(0));
+    assert_eq!(adapters(&fleet), ["x", "y"]);
+    fleet.remove(WorkerId(1));
+    assert_eq!(adapters(&fleet), ["", "y"]);
+    // A model has its name, whatever adapters were called.
+    let id = fleet.add();
+    fleet.join(id, opaque("d", "y", &[]), NOW).expect("joined");
+    assert_eq!(adapters(&fleet), ["", "", ""]);
 }

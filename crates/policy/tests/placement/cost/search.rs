@@ -185,6 +185,7 @@ proptest! {
         idle.outstanding = Outstanding::default();
         let request = RequestView {
             avoid: vec![],
+            only: None,
             warm: Vec::new(),
             bound_to: None,
             resumed_tokens: 0,

@@ -205,39 +205,70 @@ async fn names_in_another_order_are_the_same() {
 }
 
 #[tokio::test]
-async fn a_worker_without_the_adapter_does_not_answer_as_its_base() {
+async fn only_workers_with_the_adapter_get_requests_for_it() {
     let fabric = Arc::new(Fabric::default());
-    let with = FakeWorker::start("w0", "", &fabric, with_adapter::<0>);
-    let without = FakeWorker::start("w1", "", &fabric, vllm_routes);
-    let router = Router::start(&[url(&with), url(&without)]).await;
+    let with = FakeWorker::start("w0", "", &fabric, vllm_routes);
+    let mut without = FakeWorker::start("w1", "", &fabric, vllm_routes);
+    with.set(|manner| manner.adapters = vec!["special"]);
+    let none = Models::new(Vec::new());
+    let router = Router::tuned(&[url(&with), url(&without)], none, |tuning, _| {
+        tuning.admission.recover = Duration::from_millis(100);
+    })
+    .await;
     let body = STREAM.replace(MODEL, "special");
-    let mut seen = 0;
-    for _ in 0..50 {
-        router.post(COMPLETIONS, &body).await;
-        seen = without.bodies().len();
-        if seen > 0 {
-            break;
-        }
+    for _ in 0..10 {
+        assert_eq!(router.post(COMPLETIONS, &body).await.status, 200);
     }
-    assert!(seen > 0, "it was tried");
-    for body in without.bodies() {
-        assert!(body.contains(r#""model":"special""#), "{body}");
-    }
+    assert_eq!((with.bodies().len(), without.bodies().len()), (10, 0));
+    let lora = STREAM.replace(MODEL, "lora");
+    assert_eq!(router.post(COMPLETIONS, &lora).await.status, 200);
+    assert_eq!(without.bodies().len(), 1);
+    let listed = async || router.get("/v1/models").await.body;
+    let has = |list: &str, name: &str| list.matches(&format!(r#""id":"{name}""#)).count();
+    let list = listed().await;
+    assert_eq!(
+        [has(&list, "special"), has(&list, "lora")],
+        [1, 1],
+        "{list}"
+    );
+    // It may come back: no other model is answered for it, and its name stays.
+    without.kill();
+    router.until_up(1).await;
+    let got = router.post(COMPLETIONS, &lora).await;
+    assert_eq!(got.status, 503, "{}", got.body);
+    assert!(
+        got.body.contains("load the adapter on more workers"),
+        "{}",
+        got.body
+    );
+    assert!(got.headers.contains_key("retry-after"));
+    assert_eq!(has(&listed().await, "lora"), 1);
+    router.service.registry().remove(tasuki_core::WorkerId(1));
+    assert_eq!(router.post(COMPLETIONS, &lora).await.status, 404);
+    assert_eq!(has(&listed().await, "lora"), 0);
 }
 
 #[tokio::test]
 async fn an_adapter_whose_workers_are_gone_is_not_answered_by_the_base() {
     let fabric = Arc::new(Fabric::default());
-    let mut with = FakeWorker::start("w0", "", &fabric, with_adapter::<0>);
+    let mut with = FakeWorker::start("w0", "", &fabric, vllm_routes);
     let without = FakeWorker::start("w1", "", &fabric, vllm_routes);
+    with.set(|manner| {
+        manner.adapters = vec!["special"];
+        manner.pause_after = Some(2);
+    });
     let router = Router::start(&[url(&with), url(&without)]).await;
-    with.kill();
-    router.until_up(1).await;
     let body = STREAM.replace(MODEL, "special");
-    router.post(COMPLETIONS, &body).await;
-    let sent = without.bodies().pop().expect("a request");
+    let begun = body.replace('}', r#","temperature":0}"#);
+    let (got, ()) = tokio::join!(router.post(COMPLETIONS, &begun), async {
+        let written = || with.worker.written.load(Ordering::SeqCst) >= 2;
+        until("its first tokens", written).await;
+        router.service.registry().remove(tasuki_core::WorkerId(0));
+        with.kill();
+    });
+    assert!(got.body.contains("does not exist"), "{}", got.body);
+    let sent = without.bodies().pop().expect("the rest of the answer");
     assert!(sent.contains(r#""model":"special""#), "{sent}");
-    router.service.registry().remove(tasuki_core::WorkerId(0));
     assert_eq!(router.post(COMPLETIONS, &body).await.status, 404);
     assert_eq!(without.bodies().len(), 1);
 }

@@ -252,10 +252,10 @@ impl Leg<'_> {
     pub fn with_model(&self, request: &ForeignRequest) -> Object {
         let mut body = request.body.clone();
         let asked: Option<String> = body.read("model");
-        // An adapter that only other workers have is another model than this one's.
+        // An adapter is another model than its base, also one that no worker has any more.
         let known = asked.as_ref().is_some_and(|asked| {
-            let adapters = || self.site.registry.catalog();
-            self.site.names.contains(asked) || adapters().adapters.contains(asked)
+            let is_base = || self.site.registry.catalog().bases.contains(asked);
+            self.site.names.contains(asked) || !is_base()
         });
         if let Some(own) = self.site.names.first()
             && !known

@@ -29,7 +29,11 @@ impl World {
             "an attempt has two legs on a worker"
         );
         assert!(!spec.choices.is_empty());
-        assert_eq!(spec.opaque, self.opaque, "the content as it was");
+        assert_eq!(
+            spec.opaque.as_deref(),
+            self.opaque.as_ref(),
+            "the content as it was"
+        );
         let resumed = spec.resumed.len();
         assert!(resumed == 0 || spec.choices.len() == 1);
         assert!(resumed < self.setup.lengths.max_tokens);
