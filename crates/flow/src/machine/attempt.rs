@@ -179,7 +179,7 @@ impl Attempt {
             // With the prefill worker gone its KV is, too.
             _ => decode.state == lost && self.prefill.state != LegState::Lost,
         });
-        let failed = matches!(reason, RetryReason::Failed(_));
+        let failed = matches!(reason, RetryReason::Failed(_) | RetryReason::Refused);
         let legs = self.decode.iter().chain([&self.prefill]);
         let at_fault = legs.filter(|leg| of_handoff || (failed && leg.has_failed()));
         at_fault.map(|leg| leg.worker.key.worker).collect()

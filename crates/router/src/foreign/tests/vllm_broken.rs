@@ -1,5 +1,5 @@
-//! vLLM workers that are lost again and again, that fail every request, or that differ in their
-//! adapters.
+//! vLLM workers that are lost again and again, that fail or refuse every request, or that differ in
+//! their adapters.
 
 use std::sync::atomic::Ordering;
 
@@ -246,6 +246,22 @@ async fn only_workers_with_the_adapter_get_requests_for_it() {
     router.service.registry().remove(tasuki_core::WorkerId(1));
     assert_eq!(router.post(COMPLETIONS, &lora).await.status, 404);
     assert_eq!(has(&listed().await, "lora"), 0);
+}
+
+/// Its prompt is cached there, so without its refusal it is the best one.
+#[tokio::test]
+async fn a_worker_that_refuses_is_asked_once() {
+    for status in [429, 503] {
+        let (router, workers, fabric) = fleet(&["", ""]).await;
+        let body = STREAM.replace(r#""a""#, &json!("word ".repeat(150)).to_string());
+        assert_eq!(router.post(COMPLETIONS, &body).await.status, 200);
+        let first = workers.iter().position(|worker| !worker.legs().is_empty());
+        let first = &workers[first.expect("one has served it")];
+        first.set(|manner| manner.status = Some((status, "full")));
+        assert_eq!(router.post(COMPLETIONS, &body).await.status, 200);
+        assert_eq!(first.legs().len(), 2, "{status}: once more");
+        fabric.check();
+    }
 }
 
 #[tokio::test]

@@ -83,6 +83,17 @@ fn failures_are_bounded_and_the_failing_are_avoided() {
     assert!(message.contains('4') && !message.contains("said the worker"));
 }
 
+#[test]
+fn a_worker_that_refused_is_avoided() {
+    for (pair, refuses) in [((0, 0), 0), ((0, 1), 0), ((0, 1), 1)] {
+        let mut case = Case::plain(&[Ok(pair), Ok((2, 2))], &[]);
+        case.ended(leg(refuses, 0), R::Refused);
+        case.wait(Duration::from_millis(75));
+        assert_eq!(case.dispatched(), [(2, 1, LegKind::Colocated, 0)]);
+        assert_eq!(case.script.asked[1].avoid, [WorkerId(refuses)], "{pair:?}");
+    }
+}
+
 /// A handshake that is refused, or KV that does not come, is the fault of either side.
 #[test]
 fn after_a_failed_handoff_both_workers_are_avoided() {
