@@ -128,14 +128,14 @@ impl Machine {
         let why = &ended.message;
         match ended.reason {
             LegEndReason::HandedOff if self.decode_is_running(group) => {}
-            _ if self.decode_can_go_on(group) => {
-                // The new peer can get nothing from a prefill leg that is gone.
-                if self.is_retargeted(group) {
-                    self.retry(group, RetryReason::KvLost, why, now);
-                }
-            }
+            // After a retarget the new decode worker cannot go on without the prefill leg.
+            _ if self.decode_can_go_on(group) && !self.is_retargeted(group) => {}
             LegEndReason::Refused => self.retry(group, RetryReason::Refused, why, now),
             LegEndReason::Returned => self.retry(group, RetryReason::Returned, why, now),
+            // The lease ran out before the new decode worker had the KV.
+            _ if ended.failure == FailureKind::Transport && self.decode_can_go_on(group) => {
+                self.retry(group, RetryReason::KvLost, why, now);
+            }
             reason => {
                 let detail = format!("prefill {}: {why}", reason.as_str());
                 self.retry(group, RetryReason::Failed(ended.failure), &detail, now);

@@ -6,7 +6,7 @@ use tasuki_core::{FailureKind, WorkerId};
 
 use super::{Case, key, leg};
 use crate::leg::{LegEndReason as R, LegKind};
-use crate::machine::{Input, MachineConfig, OnKvLoss};
+use crate::machine::{Input, MachineConfig, OnKvLoss, RetryReason};
 
 #[test]
 fn a_refused_decode_leg_is_retargeted_to_another_worker() {
@@ -118,11 +118,24 @@ fn after_lost_handoffs_the_request_asks_to_stay_whole() {
 
 #[test]
 fn a_retarget_that_comes_too_late_starts_anew() {
-    let mut case = Case::plain(&[Ok((0, 1)), Ok((0, 2))], &[2]);
-    case.tokens(leg(0, 0), 0, 1).input(Input::Lost(key(1)));
-    case.ended(leg(0, 0), R::Failed);
+    let retargeted = || {
+        let mut case = Case::plain(&[Ok((0, 1)), Ok((0, 2))], &[2]);
+        case.tokens(leg(0, 0), 0, 1).input(Input::Lost(key(1)));
+        case
+    };
+    // The lease ran out.
+    let mut case = retargeted();
+    case.failed(leg(0, 0), R::Failed, FailureKind::Transport);
     assert_eq!(case.aborts(), [(2, 0)]);
     assert_eq!(case.dispatched()[0], (0, 1, LegKind::Prefill, 1));
+    assert_eq!(case.retries(), [RetryReason::KvLost]);
+    assert_eq!(case.script.asked[1].avoid, []);
+    // The prefill worker itself failed.
+    let mut case = retargeted();
+    case.failed(leg(0, 0), R::Failed, FailureKind::Device);
+    assert_eq!(case.aborts(), [(2, 0)]);
+    assert_eq!(case.retries(), [RetryReason::Failed(FailureKind::Device)]);
+    assert_eq!(case.script.asked[1].avoid, [WorkerId(0)]);
 }
 
 #[test]
