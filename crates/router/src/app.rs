@@ -53,6 +53,20 @@ pub struct ForeignModel {
     pub max_model_len: Option<u32>,
 }
 
+impl ForeignModel {
+    /// The adapter of a name in SGLang's form `base:adapter`.
+    pub fn adapter<'a>(&self, name: &'a str) -> Option<&'a str> {
+        if self.names.iter().any(|known| known == name) {
+            return None;
+        }
+        let adapter = |base: &String| name.strip_prefix(base.as_str())?.strip_prefix(':');
+        let adapters = self.names.iter().filter_map(adapter).map(str::trim);
+        // Names of models may have colons, too: that of the longest base.
+        let adapter = adapters.min_by_key(|adapter| adapter.len());
+        adapter.filter(|adapter| !adapter.is_empty())
+    }
+}
+
 /// A model that SGLang workers serve, and what only they can take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SglangModel {
@@ -197,16 +211,7 @@ impl App {
     /// No worker is known that serves such a path, or none of that name; several models, and no
     /// name.
     pub fn find_sglang(&self, requested: Option<&str>) -> Result<Option<SglangModel>, ApiError> {
-        let catalog = self.generator.catalog();
-        let foreign = self.foreign_models();
-        let models = foreign.iter().filter_map(|model| {
-            let (_, identity) = catalog.sglang.iter().find(|(id, _)| *id == model.id)?;
-            Some(SglangModel {
-                model: model.clone(),
-                identity: *identity,
-            })
-        });
-        let mut models: Vec<SglangModel> = models.collect();
+        let mut models = self.sglang_models();
         match requested {
             _ if models.is_empty() && self.models.is_empty() => Err(ApiError::Unavailable {
                 reason: "/generate is SGLang's, and no SGLang worker is up".to_owned(),
@@ -233,6 +238,25 @@ impl App {
                 ),
             )),
         }
+    }
+
+    /// The model of a name in SGLang's form `base:adapter`, if SGLang workers serve the base.
+    pub fn find_sglang_adapter(&self, name: &str) -> Option<SglangModel> {
+        let mut models = self.sglang_models().into_iter();
+        models.find(|found| found.model.adapter(name).is_some())
+    }
+
+    fn sglang_models(&self) -> Vec<SglangModel> {
+        let catalog = self.generator.catalog();
+        let foreign = self.foreign_models();
+        let models = foreign.iter().filter_map(|model| {
+            let (_, identity) = catalog.sglang.iter().find(|(id, _)| *id == model.id)?;
+            Some(SglangModel {
+                model: model.clone(),
+                identity: *identity,
+            })
+        });
+        models.collect()
     }
 
     fn native_names(&self, sglang: &[SglangModel]) -> String {

@@ -169,8 +169,13 @@ fn generation(
     if let Some((_, name)) = { aliases }.find(|(alias, _)| Some(alias) == asked.as_ref()) {
         body.set("model", name);
     }
-    // SGLang's requests may name an adapter beside the model.
-    let name: Option<String> = body.read("lora_path").or_else(|| body.read("model"));
+    let asked: Option<String> = body.read("model");
+    let adapter = { asked.as_deref() }.and_then(|asked| incoming.model.adapter(asked));
+    // SGLang's requests may name an adapter within the model's name, or beside it.
+    let name = match adapter {
+        Some(adapter) => Some(adapter.to_owned()),
+        None => body.read("lora_path").or(asked),
+    };
     let request = ForeignRequest {
         path: incoming.path,
         headers,

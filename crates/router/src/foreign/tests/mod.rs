@@ -5,6 +5,7 @@ mod connection;
 mod fake;
 mod fake_answer;
 mod sglang;
+mod sglang_adapters;
 mod sglang_faults;
 mod sglang_ranks;
 mod sglang_worker;

@@ -52,8 +52,19 @@ fn routes(worker: Arc<Worker>) -> Router {
         .with_state(worker)
 }
 
-async fn models() -> axum::Json<Value> {
-    axum::Json(json!({"object": "list", "data": [{"id": MODEL, "max_model_len": 2048}]}))
+async fn models(State(worker): State<Arc<Worker>>) -> axum::Json<Value> {
+    let base = json!({"id": MODEL, "max_model_len": 2048});
+    let adapters = worker.manner().adapters.into_iter();
+    let adapters = adapters.map(|name| json!({"id": name, "parent": MODEL}));
+    let data: Vec<Value> = std::iter::once(base).chain(adapters).collect();
+    axum::Json(json!({"object": "list", "data": data}))
+}
+
+/// The adapter that serves a request, as 0.5.23 finds it: any other model is the base.
+pub fn adapter(path: &str, body: &Object) -> Option<String> {
+    let model: Option<String> = body.read("model").filter(|_| path != "/generate");
+    let named = model.and_then(|model| Some(model.split_once(':')?.1.trim().to_owned()));
+    named.or(body.read("lora_path"))
 }
 
 /// A version has these pages by one name.
@@ -109,6 +120,14 @@ async fn complete(
     worker.note(&path, &headers, &bytes, leg);
     if body.has("kv_transfer_params") {
         return fabric.violation("fields of vLLM");
+    }
+    if let Some(adapter) = adapter(&path, &body)
+        && !worker.manner().adapters.contains(&adapter.as_str())
+    {
+        return error(
+            400,
+            &format!("LoRA adapter that has never been loaded: {adapter}"),
+        );
     }
     let rank = match rank(&worker, &path, &headers, &body) {
         Ok(rank) => rank,

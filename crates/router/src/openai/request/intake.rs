@@ -19,7 +19,7 @@ use super::validate;
 use crate::access_log::{self, RequestLog};
 use crate::alarm::Deadline;
 use crate::api_keys::Caller;
-use crate::app::{App, ForeignModel};
+use crate::app::{App, ForeignModel, SglangModel};
 use crate::error::ApiError;
 use crate::foreign::object::Object;
 use crate::foreign::{self, Incoming};
@@ -61,6 +61,16 @@ pub struct ForForeign {
     /// Only workers of this identity; `None`: of the model.
     pub bound_to: Option<tasuki_core::Identity>,
     pub body: Object,
+}
+
+impl ForForeign {
+    fn of_sglang(found: SglangModel, body: Object) -> Self {
+        Self {
+            model: found.model,
+            bound_to: Some(found.identity),
+            body,
+        }
+    }
 }
 
 /// The fields that all endpoints share, checked.
@@ -214,7 +224,14 @@ pub fn named(bytes: &[u8]) -> Result<(Object, Option<String>), ApiError> {
 /// No such model is served.
 pub fn find_foreign(app: &App, bytes: &[u8]) -> Result<Option<ForForeign>, ApiError> {
     let (body, name) = named(bytes)?;
-    let model = app.find_foreign(name.as_deref())?;
+    let model = match app.find_foreign(name.as_deref()) {
+        Err(unknown @ ApiError::UnknownModel { .. }) => {
+            let found = name.and_then(|name| app.find_sglang_adapter(&name));
+            let found = found.ok_or(unknown)?;
+            return Ok(Some(ForForeign::of_sglang(found, body)));
+        }
+        known => known?,
+    };
     Ok(model.map(|model| ForForeign {
         model,
         bound_to: None,
@@ -229,11 +246,7 @@ pub fn find_foreign(app: &App, bytes: &[u8]) -> Result<Option<ForForeign>, ApiEr
 pub fn find_sglang(app: &App, bytes: &[u8]) -> Result<Option<ForForeign>, ApiError> {
     let (body, name) = named(bytes)?;
     let found = app.find_sglang(name.as_deref())?;
-    Ok(found.map(|found| ForForeign {
-        model: found.model,
-        bound_to: Some(found.identity),
-        body,
-    }))
+    Ok(found.map(|found| ForForeign::of_sglang(found, body)))
 }
 
 /// Runs `work` on a body, on the pool.

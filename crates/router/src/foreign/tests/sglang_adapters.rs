@@ -1,0 +1,67 @@
+//! Adapters of SGLang workers, by each of the names that requests have for them.
+
+use std::sync::Arc;
+
+use super::fake::{Fabric, FakeWorker};
+use super::sglang_worker::{start, url};
+use super::vllm::{CHAT, COMPLETIONS};
+use super::{Router, vllm_worker};
+
+/// Two pairs of SGLang workers, of which the second one has the adapter `special`, and a vLLM
+/// worker that has one of this name.
+async fn fleet() -> (Router, Vec<FakeWorker>, Arc<Fabric>) {
+    let fabric = Arc::new(Fabric::default());
+    let sglang = ["prefill", "decode", "prefill", "decode"].into_iter();
+    let sglang = sglang.enumerate();
+    let mut workers: Vec<_> = sglang
+        .map(|(at, role)| start(&format!("s{at}"), role, &fabric))
+        .collect();
+    let mut urls: Vec<String> = workers.iter().map(url).collect();
+    let vllm = vllm_worker::start("w4", "", &fabric);
+    urls.push(vllm_worker::url(&vllm));
+    workers.push(vllm);
+    for worker in &workers[2..] {
+        worker.set(|manner| manner.adapters.push("special"));
+    }
+    (Router::start(&urls).await, workers, fabric)
+}
+
+#[tokio::test]
+async fn base_and_adapter_in_one_name_go_to_workers_that_have_both() {
+    let (router, workers, fabric) = fleet().await;
+    for (path, body) in [
+        (
+            CHAT,
+            r#"{"model":"theirs:special","messages":[],"max_tokens":3}"#,
+        ),
+        (
+            COMPLETIONS,
+            r#"{"model":"theirs:special","prompt":"a","stream":true}"#,
+        ),
+    ] {
+        for _ in 0..5 {
+            let got = router.post(path, body).await;
+            assert_eq!(got.status, 200, "{}", got.body);
+        }
+        for worker in &workers[2..4] {
+            let sent = worker.bodies().pop().expect("a request");
+            assert!(sent.starts_with(&body[..body.len() - 1]), "{sent}");
+        }
+    }
+    let served = workers.iter().map(|worker| worker.legs().len());
+    assert_eq!(served.collect::<Vec<_>>(), [0, 0, 10, 10, 0]);
+    // SGLang loads again what it had to unload, so workers say what they do not know.
+    let other = r#"{"model":"theirs:other","messages":[]}"#;
+    let got = router.post(CHAT, other).await;
+    assert!(
+        got.body.contains("never been loaded: other"),
+        "{}",
+        got.body
+    );
+    assert_eq!(got.status, 400);
+    for unknown in ["ours:special", "theirs:", "theirsx"] {
+        let body = format!(r#"{{"model":"{unknown}","messages":[]}}"#);
+        assert_eq!(router.post(CHAT, &body).await.status, 404, "{body}");
+    }
+    fabric.check();
+}
