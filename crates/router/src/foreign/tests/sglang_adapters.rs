@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::fake::{Fabric, FakeWorker};
-use super::sglang_worker::{start, url};
+use super::sglang_worker::{adapter, start, url};
 use super::vllm::{CHAT, COMPLETIONS};
 use super::{Router, vllm_worker};
 
@@ -62,6 +62,33 @@ async fn base_and_adapter_in_one_name_go_to_workers_that_have_both() {
     for unknown in ["ours:special", "theirs:", "theirsx"] {
         let body = format!(r#"{{"model":"{unknown}","messages":[]}}"#);
         assert_eq!(router.post(CHAT, &body).await.status, 404, "{body}");
+    }
+    fabric.check();
+}
+
+/// SGLang lists adapters by their names, and answers a model of such a name by its base.
+#[tokio::test]
+async fn an_adapter_that_is_named_as_the_model_is_not_answered_by_the_base() {
+    let fabric = Arc::new(Fabric::default());
+    let worker = start("s0", "", &fabric);
+    let router = Router::start(&[url(&worker)]).await;
+    for (path, body, expected) in [
+        (CHAT, r#"{"model":"lora","messages":[]}"#, Some("lora")),
+        ("/generate", r#"{"model":"lora","text":"a"}"#, Some("lora")),
+        (CHAT, r#"{"model":"theirs","messages":[]}"#, None),
+        (CHAT, r#"{"messages":[]}"#, None),
+        ("/generate", r#"{"text":"a"}"#, None),
+        (
+            "/generate",
+            r#"{"text":"a","lora_path":"lora"}"#,
+            Some("lora"),
+        ),
+    ] {
+        let got = router.post(path, body).await;
+        assert_eq!(got.status, 200, "{}", got.body);
+        let sent = worker.bodies().pop().expect("a request");
+        let served = adapter(path, &serde_json::from_str(&sent).unwrap());
+        assert_eq!(served.as_deref(), expected, "{sent}");
     }
     fabric.check();
 }
