@@ -13,8 +13,8 @@ pub const PREFIX_TOKENS: usize = 64;
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestView {
     pub model: ModelId,
-    /// By which it asks for the model, where that may be an adapter.
-    pub name: Option<Arc<str>>,
+    /// The name of the adapter that it is for, if it is for one.
+    pub adapter: Option<Arc<str>>,
     /// The workers that have its adapter: no other takes it. `None`: all of the model do.
     pub only: Option<Arc<BTreeSet<WorkerId>>>,
     /// Of the workers whose output the client has begun to get: workers of another identity
@@ -113,7 +113,7 @@ impl RequestView {
     pub fn new(prompt_tokens: u32, max_tokens: u32) -> Self {
         Self {
             model: ModelId::default(),
-            name: None,
+            adapter: None,
             only: None,
             bound_to: None,
             prompt_tokens,

@@ -44,8 +44,8 @@ pub struct OpaqueRequest {
     pub content: Opaque,
     /// That the worker makes of it: prompts times choices, at least 1.
     pub sequences: u32,
-    /// By which it asks for its model: an adapter's is that of some of the model's workers.
-    pub name: Option<Arc<str>>,
+    /// The name of the adapter that it is for: only some of the model's workers may have it.
+    pub adapter: Option<Arc<str>>,
     /// Only workers of this identity can take it; `None`: all of the model.
     pub bound_to: Option<Identity>,
     /// Why it has no handoff by ticket, if it has none.

@@ -81,14 +81,11 @@ impl Models {
         });
     }
 
-    /// The workers that have the adapter that a request is for; `None`: it is for none that is
-    /// known.
+    /// The workers that have the adapter that a request is for; `None`: it is for none, or none
+    /// has it.
     pub(super) fn with_adapter(&self, request: &RequestView) -> Option<&Arc<BTreeSet<WorkerId>>> {
-        let name = request.name.as_deref()?;
-        let models = self.adapters.get(name)?;
-        models
-            .get(&request.model)
-            .filter(|_| !self.positions.contains_key(name))
+        let name = request.adapter.as_deref()?;
+        self.adapters.get(name)?.get(&request.model)
     }
 
     /// The model that a worker serves.

@@ -280,7 +280,7 @@ impl Machine {
         let lost = state.retries.kv_losses >= self.config.whole_after_kv_losses;
         RequestView {
             model: self.model,
-            name: self.opaque.as_ref().and_then(|opaque| opaque.name.clone()),
+            adapter: self.opaque.as_ref().and_then(|o| o.adapter.clone()),
             bound_to: self.bound_to,
             resumed_tokens: base,
             choices,

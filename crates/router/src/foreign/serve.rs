@@ -172,10 +172,17 @@ fn generation(
     let asked: Option<String> = body.read("model");
     let adapter = { asked.as_deref() }.and_then(|asked| incoming.model.adapter(asked));
     // SGLang's requests may name an adapter within the model's name, or beside it.
-    let name = match adapter {
+    let adapter = match adapter {
         Some(adapter) => Some(adapter.to_owned()),
         None => body.read("lora_path").or(asked),
     };
+    let bases = &app.generator.catalog().bases;
+    let adapter = adapter.filter(|adapter| !bases.contains(adapter));
+    let mut cache_salt: String = body.read("cache_salt").unwrap_or_default();
+    if let Some(adapter) = &adapter {
+        // Its KV is not that of the base.
+        cache_salt = format!("{cache_salt}\0{adapter}");
+    }
     let request = ForeignRequest {
         path: incoming.path,
         headers,
@@ -194,13 +201,13 @@ fn generation(
             max_tokens: estimate.max_tokens,
             ..SamplingParams::default()
         },
-        cache_salt: incoming.body.read("cache_salt").unwrap_or_default(),
+        cache_salt,
         tenant,
         priority: tenant::priority(priority, true)?,
         opaque: Some(OpaqueRequest {
             content: Opaque::new(request),
             sequences: estimate.sequences,
-            name: name.map(Arc::from),
+            adapter: adapter.map(Arc::from),
             bound_to: incoming.bound_to,
             indivisible,
             resumes: false,

@@ -9,7 +9,7 @@ mod meter;
 mod others;
 mod service;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 pub use config::Config;
 #[cfg(test)]

@@ -225,7 +225,7 @@ fn with_adapters(engine: &str, model: &str, adapters: &[&str]) -> WorkerInfo {
 
 fn named(name: &str) -> RequestView {
     RequestView {
-        name: Some(name.into()),
+        adapter: Some(name.into()),
         ..request(0, None)
     }
 }

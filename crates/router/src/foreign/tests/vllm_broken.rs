@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use serde_json::json;
+use tasuki_reqlog::Log;
 
 use super::fake::{Fabric, MODEL, Worker};
 use super::vllm::{COMPLETIONS, fleet, words};
@@ -11,6 +12,7 @@ use super::vllm_worker::{routes as vllm_routes, url};
 use super::*;
 use crate::access_log::tests::Lines;
 use crate::config::AccessLog;
+use crate::serve::tests::request_log::keep_log;
 
 const STREAM: &str = r#"{"model":"theirs","prompt":"a","stream":true,"max_tokens":50}"#;
 
@@ -262,6 +264,25 @@ async fn a_worker_that_refuses_is_asked_once() {
         assert_eq!(first.legs().len(), 2, "{status}: once more");
         fabric.check();
     }
+}
+
+#[tokio::test]
+async fn prompts_of_an_adapter_are_not_where_the_base_has_cached_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let (router, _workers, fabric) = fleet(&[""]).await;
+    let log = keep_log(&router.service, folder.path());
+    let body = STREAM.replace(r#""a""#, &json!("word ".repeat(150)).to_string());
+    for model in [MODEL, "lora", MODEL, "lora"] {
+        let got = router.post(COMPLETIONS, &body.replace(MODEL, model)).await;
+        assert_eq!(got.status, 200, "{}", got.body);
+    }
+    log.close(Duration::from_secs(20));
+    let read = Log::read(&folder.path().join("requests.log")).unwrap();
+    let chunks: Vec<_> = read.requests.iter().map(|one| &one.chunks).collect();
+    assert!(!chunks[0].is_empty() && !chunks[1].is_empty());
+    assert_eq!((chunks[0], chunks[1]), (chunks[2], chunks[3]));
+    assert_ne!(chunks[0], chunks[1]);
+    fabric.check();
 }
 
 #[tokio::test]

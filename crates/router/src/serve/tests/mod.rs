@@ -8,7 +8,7 @@ mod losses;
 mod membership;
 mod metrics_page;
 mod parity;
-mod request_log;
+pub mod request_log;
 mod requests;
 #[cfg(feature = "otel")]
 mod traces;

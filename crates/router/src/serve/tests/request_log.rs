@@ -8,7 +8,7 @@ use super::*;
 use crate::request_log::RequestLogArgs;
 
 /// Starts the service's log in a folder.
-fn keep_log(service: &Service, folder: &Path) -> RequestLog {
+pub fn keep_log(service: &Service, folder: &Path) -> RequestLog {
     let args = RequestLogArgs {
         request_log: Some(folder.join("requests.log")),
         request_log_mb: 1,

@@ -253,18 +253,17 @@ impl Leg<'_> {
     pub fn with_model(&self, request: &ForeignRequest) -> Object {
         let mut body = request.body.clone();
         let asked: Option<String> = body.read("model");
-        let own = self.site.names.first();
         // An adapter is another model than its base, also one that no worker has any more.
         let known = asked.as_ref().is_some_and(|asked| {
             let is_base = || self.site.registry.catalog().bases.contains(asked);
             self.site.names.contains(asked) || !is_base()
         });
-        let name = self.spec.opaque.as_ref().and_then(|o| o.name.as_ref());
+        let adapter = self.spec.opaque.as_ref().and_then(|o| o.adapter.as_deref());
         if !known && request.path.starts_with("/v1/") {
+            let own = self.site.names.first();
             own.into_iter().for_each(|own| body.set("model", own));
         } else if self.site.address.engine == Engine::Sglang
-            && let Some(adapter) = asked.filter(|asked| known && Some(asked) != own)
-            && name.is_some_and(|name| **name == *adapter)
+            && let Some(adapter) = asked.filter(|asked| adapter == Some(asked))
             && !body.has("lora_path")
         {
             body.set("lora_path", &adapter);

@@ -55,7 +55,7 @@ impl World {
         let opaque = setup.frames.then(|| OpaqueRequest {
             content: Opaque::new("a request"),
             sequences: 1,
-            name: None,
+            adapter: None,
             indivisible: None,
             bound_to: None,
             resumes: false,
