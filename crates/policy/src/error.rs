@@ -33,10 +33,12 @@ pub enum NoPlacement {
     NoAdapter,
     #[error("the workers that are up are draining and take no new requests")]
     AllDraining,
-    /// Other weights would go on with another model's answer.
+    /// Other weights would go on with another model's answer; another engine does not know the
+    /// request's form.
     #[error(
-        "the request was interrupted after its first token, and the workers that are up have \
-         other weights or another dtype than the one that began it: send it again"
+        "the workers that are up have other weights, another dtype or another engine than the \
+         request needs: other workers began its answer, or its path or model name is SGLang's; \
+         send it again"
     )]
     OtherIdentity,
     #[error(

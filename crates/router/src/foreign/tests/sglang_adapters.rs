@@ -92,3 +92,30 @@ async fn an_adapter_that_is_named_as_the_model_is_not_answered_by_the_base() {
     }
     fabric.check();
 }
+
+#[tokio::test]
+async fn where_only_workers_of_another_engine_are_up_the_error_says_so() {
+    let (router, mut workers, fabric) = fleet().await;
+    workers[..4].iter_mut().for_each(FakeWorker::kill);
+    router.until_up(1).await;
+    for (path, body, cause) in [
+        ("/generate", r#"{"text":"a"}"#, "another engine"),
+        (
+            CHAT,
+            r#"{"model":"theirs:other","messages":[]}"#,
+            "another engine",
+        ),
+        (
+            CHAT,
+            r#"{"model":"theirs:special","messages":[]}"#,
+            "adapter",
+        ),
+    ] {
+        let got = router.post(path, body).await;
+        assert_eq!(got.status, 503, "{}", got.body);
+        let interrupted = got.body.contains("interrupted");
+        assert!(got.body.contains(cause) && !interrupted, "{}", got.body);
+    }
+    assert_eq!(workers[4].legs(), [""; 0]);
+    fabric.check();
+}
