@@ -13,6 +13,9 @@
 //! memory is promised before prefill begins, and the order of the queue decides, not that in
 //! which requests reached a worker.
 //!
+//! A request for an adapter that waits for room on the workers that have it keeps its place. Those
+//! behind it are let in if their placement has none of these workers.
+//!
 //! A request is refused when it comes, if its first token is expected later than the
 //! objective, and while it waits, once that is certain. Requests that were let in are never
 //! refused: what follows is their [`crate::Machine`]'s.
@@ -29,7 +32,7 @@ mod refusal;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tasuki_core::{Forecast, ModelId};
@@ -217,8 +220,11 @@ impl Line {
         fleet: &FleetState,
         verdicts: &mut Vec<(EntrantId, Verdict)>,
     ) {
+        let since = self.nowhere_since;
+        // Requests for adapters wait for room on these: no request behind them takes it.
+        let mut awaited = BTreeSet::new();
         while self.doorway.is_none() || config.off {
-            let Some((id, forecast)) = self.next(config, now, fleet) else {
+            let Some((id, forecast)) = self.next(config, now, fleet, &awaited, since) else {
                 return;
             };
             let Some(forecast) = forecast else {
@@ -237,8 +243,14 @@ impl Line {
                 verdicts.push((id, Verdict::Refused(refusal)));
                 continue;
             }
-            if !config.off && !self.has_room(config, &forecast) {
-                return;
+            let has_room = self.has_room(config, &forecast)
+                && (awaited.is_empty() || !fleet.places_on(&next.view(config, now), &awaited));
+            if !config.off && !has_room {
+                let Some(only) = fleet.only(&next.entrant.view) else {
+                    return;
+                };
+                awaited.extend(only);
+                continue;
             }
             // One that did not wait says nothing of how fast the queue moves.
             if let Some(waiting) = self.queue.let_in(id)

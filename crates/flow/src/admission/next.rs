@@ -1,8 +1,9 @@
 //! Which one of those that wait is next.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tasuki_core::Forecast;
+use tasuki_core::{Forecast, WorkerId};
 use tasuki_policy::NoPlacement;
 
 use super::{AdmissionConfig, EntrantId, Line};
@@ -13,16 +14,22 @@ impl Line {
     /// will take it, or none could for so long that it is let in and its machine says why.
     ///
     /// One that is too large for the workers that are up waits for the others, and holds up no
-    /// smaller one meanwhile.
+    /// smaller one meanwhile. Nor does one for an adapter whose workers are all `awaited`.
     pub(super) fn next(
         &mut self,
         config: &AdmissionConfig,
         now: Duration,
         fleet: &FleetState,
+        awaited: &BTreeSet<WorkerId>,
+        since: Option<Duration>,
     ) -> Option<(EntrantId, Option<Forecast>)> {
-        let since = self.nowhere_since.take();
+        self.nowhere_since = None;
         let mut too_large: Option<(u64, u32)> = None;
         for waiting in self.queue.iter() {
+            let only = fleet.only(&waiting.entrant.view);
+            if only.is_some_and(|only| only.is_subset(awaited)) {
+                continue;
+            }
             let view = waiting.view(config, now);
             let size = (view.total_tokens(), view.choices);
             if too_large.is_some_and(|(tokens, choices)| size.0 >= tokens && size.1 >= choices) {

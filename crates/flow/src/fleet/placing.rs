@@ -1,6 +1,7 @@
 //! Who gets a request, and what it is expected to see.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,19 @@ impl FleetState {
         let price = |worker: &WorkerView| self.costs.price(worker.hardware, request);
         let cached = self.prefixes.expected(prefill.id, &request.chunks).likely;
         Ok(price(prefill).forecast(prefill, (&price(decode), decode), cached))
+    }
+
+    /// Whether a request gets one of these workers if it is placed now.
+    pub(crate) fn places_on(&self, request: &RequestView, workers: &BTreeSet<WorkerId>) -> bool {
+        let placement = self.choose(request);
+        let both = placement.map(|placement| [placement.prefill, placement.decode]);
+        both.is_ok_and(|both| both.iter().any(|worker| workers.contains(worker)))
+    }
+
+    /// The only workers that may serve a request: those that have its adapter. `None`: it is for
+    /// no adapter, or none has it.
+    pub(crate) fn only(&self, request: &RequestView) -> Option<&BTreeSet<WorkerId>> {
+        self.models.with_adapter(request).map(Arc::as_ref)
     }
 
     /// Workers of a model that take new work.

@@ -1,5 +1,6 @@
 //! Who is let in, who waits, who is turned away: alone, and under load on simulated workers.
 
+mod adapters;
 mod clocks;
 mod refusals;
 mod waiting;

@@ -1,0 +1,142 @@
+//! Requests for adapters that wait for room on the workers that have these, and those behind them.
+
+use super::*;
+use crate::fleet::{LoadReport, WorkerInfo};
+use crate::testing::info;
+use crate::{FleetState, WorkerKey};
+use tasuki_core::Payload;
+use tasuki_policy::PolicyConfig;
+
+const NOW: Duration = Duration::ZERO;
+
+/// Busy workers with adapters, each with so many prompt tokens before it and so many free blocks.
+fn fleet(workers: &[(&[&str], u64, u32)]) -> (FleetState, Vec<WorkerKey>) {
+    let mut fleet = FleetState::new(Vec::new(), PolicyConfig::default());
+    let keys = workers.iter().enumerate().map(|(at, (adapters, ..))| {
+        let id = fleet.add();
+        let mut info = WorkerInfo {
+            adapters: adapters.iter().map(|&name| name.to_owned()).collect(),
+            num_blocks: 100_000,
+            ..info(&format!("w{at}"))
+        };
+        info.capabilities.payload = Payload::Opaque;
+        fleet.join(id, info, NOW).expect("it joins")
+    });
+    let keys: Vec<_> = keys.collect();
+    for (key, &(_, tokens, free_blocks)) in keys.iter().zip(workers) {
+        report(&mut fleet, *key, tokens, free_blocks);
+    }
+    (fleet, keys)
+}
+
+fn report(fleet: &mut FleetState, key: WorkerKey, waiting_prefill_tokens: u64, free_blocks: u32) {
+    let load = LoadReport {
+        running_requests: 1,
+        waiting_prefill_tokens,
+        free_blocks,
+        ..LoadReport::default()
+    };
+    fleet.on_report(key, Some(&load), NOW);
+}
+
+/// Requests by their adapters ("": none) and prompt tokens.
+fn enter<const N: usize>(
+    admission: &mut Admission,
+    fleet: &FleetState,
+    requests: [(&str, u32); N],
+) -> [EntrantId; N] {
+    requests.map(|(adapter, prompt_tokens)| {
+        let view = RequestView {
+            adapter: (!adapter.is_empty()).then(|| adapter.into()),
+            ..RequestView::new(prompt_tokens, 10)
+        };
+        let entrant = Entrant {
+            view,
+            tenant: "a".into(),
+            priority: 0,
+            arrived: NOW,
+        };
+        admission.enter(entrant, fleet)
+    })
+}
+
+/// All that are let in before anything changes, in their order. None is placed.
+fn let_in(admission: &mut Admission, now: Duration, fleet: &FleetState) -> Vec<EntrantId> {
+    let mut ids = Vec::new();
+    loop {
+        match admission.settle(now, fleet)[..] {
+            [] => return ids,
+            [(id, Verdict::Admitted(_))] => {
+                admission.passed(id);
+                ids.push(id);
+            }
+            ref verdicts => panic!("{verdicts:?}"),
+        }
+    }
+}
+
+const FULL: u64 = 1_000_000;
+const BLOCKS: u32 = 90_000;
+
+#[test]
+fn those_behind_a_request_that_waits_for_its_adapter_go_to_other_workers() {
+    let (mut fleet, keys) = fleet(&[(&["x"], FULL, BLOCKS), (&[], 0, BLOCKS)]);
+    let mut admission = Admission::new(AdmissionConfig::default());
+    let requests = [("x", 100), ("", 100), ("x", 50), ("", 100)];
+    let [first, base, second, further] = enter(&mut admission, &fleet, requests);
+    assert_eq!(let_in(&mut admission, NOW, &fleet), [base, further]);
+    report(&mut fleet, keys[0], 0, BLOCKS);
+    assert_eq!(let_in(&mut admission, NOW, &fleet), [first, second]);
+}
+
+#[test]
+fn none_takes_the_room_that_a_request_for_an_adapter_waits_for() {
+    // The worker with the adapter has room for a short prompt, the other one has none.
+    let (mut fleet, keys) = fleet(&[(&["x", "y"], 0, 10), (&[], FULL, BLOCKS)]);
+    let mut alone = Admission::new(AdmissionConfig::default());
+    let short = enter(&mut alone, &fleet, [("y", 50), ("", 50)]);
+    assert_eq!(let_in(&mut alone, NOW, &fleet), short);
+    let mut admission = Admission::new(AdmissionConfig::default());
+    let all = enter(&mut admission, &fleet, [("x", 5_000), ("y", 50), ("", 50)]);
+    assert_eq!(let_in(&mut admission, NOW, &fleet), []);
+    report(&mut fleet, keys[0], 0, BLOCKS);
+    assert_eq!(let_in(&mut admission, NOW, &fleet), all);
+}
+
+#[test]
+fn a_request_for_another_adapter_passes_too_or_keeps_its_place_likewise() {
+    for (tokens, has_room) in [(0, true), (FULL, false)] {
+        let workers: [(&[&str], _, _); 3] = [
+            (&["x", "y"], FULL, BLOCKS),
+            (&["y"], tokens, BLOCKS),
+            (&[], 0, BLOCKS),
+        ];
+        let (mut fleet, keys) = fleet(&workers);
+        let mut admission = Admission::new(AdmissionConfig::default());
+        let requests = [("x", 100), ("y", 100), ("", 100)];
+        let [first, other, base] = enter(&mut admission, &fleet, requests);
+        let passed = let_in(&mut admission, NOW, &fleet);
+        let expected = [other, base];
+        assert_eq!(passed, expected[usize::from(!has_room)..], "{tokens}");
+        report(&mut fleet, keys[0], 0, BLOCKS);
+        let rest = let_in(&mut admission, NOW, &fleet);
+        assert_eq!(
+            rest,
+            [first, other][..2 - usize::from(has_room)],
+            "{tokens}"
+        );
+    }
+}
+
+#[test]
+fn one_whose_worker_is_down_waits_no_longer_behind_one_whose_worker_is_full() {
+    let workers: [(&[&str], _, _); 2] = [(&["x"], FULL, BLOCKS), (&["z"], 0, BLOCKS)];
+    let (mut fleet, keys) = fleet(&workers);
+    let mut admission = Admission::new(AdmissionConfig::default());
+    let [_, down] = enter(&mut admission, &fleet, [("x", 100), ("z", 100)]);
+    fleet.leave(keys[1]);
+    for (seconds, expected) in [(1, vec![]), (5, vec![]), (10, vec![]), (11, vec![down])] {
+        let now = Duration::from_secs(seconds);
+        assert_eq!(let_in(&mut admission, now, &fleet), expected, "{seconds} s");
+    }
+}
