@@ -123,7 +123,7 @@ def split(router: int, prefill: int, decode: int, story: str) -> None:
     check("split: a hang-up ends the work", True)
 
 
-CAPITAL = chat("What is the capital of France?", max_tokens=8)
+CAPITAL = chat("What is the capital of France?", max_tokens=4)
 
 
 def of(adapter: str, request: dict[str, Any] = CAPITAL) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def adapters(router: int, workers: Sequence[int]) -> None:
 def split_adapters(router: int, decode: int) -> None:
     """The halves of a pair have one adapter both, and the decode worker has another alone."""
     for name, moves in ((BOTH, True), (ONE, False)):
-        request = of(name, chat("Name the days of the week, then the months.", max_tokens=8))
+        request = of(name, chat("Name the days of the week, then the months.", max_tokens=4))
         before = metric(decode, LOADED)
         status, _, body = ask(router, CHAT, request)
         moved = metric(decode, LOADED) - before
