@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import random
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from tasuki.bench.sweep import Sweep
 from tasuki.bench.sweep_file import read_sweep
 from tasuki.bench.sweep_state import SweepState
 from tasuki.models.cache import exclusive
+from tasuki.plot.load import Source, load
 
 TWO_BY_TWO = {
     "topologies": ["1p1d", "2m"],
@@ -313,6 +315,10 @@ def test_a_rate_at_which_nobody_is_answered_is_too_high(
     if dies:
         assert (failed, reasons(tmp_path)["1m/goodput"]) == (1, "out of memory")
         assert "found before it failed: 4 req/s and perhaps more" in capsys.readouterr().out
+        [search] = load([Source(tmp_path / "1m" / "goodput.json")]).searches
+        assert (search.finished, search.rate, search.interval) == (False, 4.0, (4.0, math.inf))
+        assert [point.rate for point in search.points] == [1.0, 2.0, 4.0]
+        assert not SweepState(plan, tmp_path).is_done(plan.all_points()[-1]), "it is tried again"
         return
     assert failed == 0
     low, high = json.loads((tmp_path / "1m" / "goodput.json").read_text())["interval"]

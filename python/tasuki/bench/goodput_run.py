@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.bench.errors import RunFailedError
+from tasuki.bench.errors import BenchError, RunFailedError
 from tasuki.bench.goodput import (
     Probe,
     SearchSettings,
@@ -36,12 +36,14 @@ class Found:
         probes: In the order in which they were made.
         slo: As the results have it.
         workload: As the results have it.
+        failed: Why the search stopped before its end; None: it did not.
     """
 
     settings: SearchSettings
     probes: tuple[Probe, ...]
     slo: Mapping[str, Any]
     workload: Mapping[str, Any]
+    failed: str | None = None
 
     def result(self, topology: Mapping[str, Any], model: str) -> dict[str, Any]:
         """The result file, kind "goodput"; `rate` is the highest that was shown to meet."""
@@ -72,6 +74,7 @@ class Found:
             "rate": low,
             "confidence": self.settings.confidence,
             "interval": [low, None if math.isinf(high) else high],
+            "failed": self.failed,
         }
 
     def one_line(self) -> str:
@@ -88,7 +91,11 @@ class Found:
 
 
 def search_goodput(
-    point: Point, run: RunProbe, say: Callable[[str], None], timeout_s: float = math.inf
+    point: Point,
+    run: RunProbe,
+    say: Callable[[str], None],
+    timeout_s: float = math.inf,
+    keep: Callable[[Found], None] = lambda found: None,
 ) -> Found:
     """Search to the end.
 
@@ -97,9 +104,10 @@ def search_goodput(
         run: Runs one probe.
         say: Gets a line after each.
         timeout_s: Of `run`; rates that need longer are not tried.
+        keep: Gets what was found when a probe fails, or Ctrl-C comes, after the first one.
 
     Raises:
-        RunFailedError: A probe could not be run; what was found before is said.
+        RunFailedError: A probe could not be run.
     """
     goal = point.work
     assert isinstance(goal, Goal)
@@ -119,10 +127,12 @@ def search_goodput(
             }
             try:
                 result = run({**goal.options, **how_much})
-            except RunFailedError:
+            except (BenchError, OSError, KeyboardInterrupt) as error:
                 if probes:
-                    found = Found(goal.search, tuple(probes.values()), slo, workload).one_line()
-                    say(f"  {point.key}: found before it failed: {found}")
+                    reason = str(error) or "interrupted"
+                    found = Found(goal.search, tuple(probes.values()), slo, workload, reason)
+                    say(f"  {point.key}: found before it failed: {found.one_line()}")
+                    keep(found)
                 raise
             probe = _probe(goal.search, rate, look, result)
             slo, workload = result["slo"], result["workload"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tasuki.bench.errors import BenchError, NothingAnsweredError, RunFailedError
-from tasuki.bench.goodput_run import search_goodput
+from tasuki.bench.goodput_run import Found, search_goodput
 from tasuki.bench.header import write_result
 from tasuki.bench.load import LoadRun
 from tasuki.bench.plan import HOW_MUCH, WARMUP_SEED, Goal, Plan, Point
@@ -182,9 +182,18 @@ class Sweep:
                             raise
                         return error.result  # the rate is too high
 
-            found = search_goodput(point, probe, self._say, self._plan.timeout_s)
-            try:
+            def write(found: Found) -> None:
                 write_result(path, found.result(self._describe(point.target), deployment.model))
+
+            def keep(found: Found) -> None:
+                try:
+                    write(found)
+                except BenchError as error:  # the search has failed for another reason
+                    self._say(f"  {point.key}: {error}")
+
+            found = search_goodput(point, probe, self._say, self._plan.timeout_s, keep)
+            try:
+                write(found)
             except BenchError as error:
                 raise BenchError(f"{error}; it was {found.one_line()}") from error
             return found.one_line()

@@ -232,6 +232,7 @@ class GoodputSearch:
     Attributes:
         rate: Highest requests per second that met the SLO; None when no rate did.
         interval: Where that rate lies with `confidence`.
+        finished: False: a probe failed, and higher rates may meet the SLO.
     """
 
     path: Path
@@ -243,6 +244,7 @@ class GoodputSearch:
     slo_ms: Mapping[str, float] = field(default_factory=dict)
     model: str = ""
     topology: Topology = Topology()
+    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,8 +75,9 @@ def _searched(
             rate if math.isinf(high) else high for rate, (_, high) in zip(rates, edges, strict=True)
         ),
         labels=tuple(
-            ("≥ " if math.isinf(high) else "") + number(rate) if rate else "none"
-            for rate, (_, high) in zip(rates, edges, strict=True)
+            (("≥ " if math.isinf(high) else "") + number(rate) if rate else "none")
+            + ("" if last[name].finished else "\nnot finished")
+            for name, rate, (_, high) in zip(names, rates, edges, strict=True)
         ),
         hover=tuple(
             f"<b>{name}</b><br>{number(rate)} requests/s{unit}<br>"

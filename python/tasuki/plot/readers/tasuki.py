@@ -216,6 +216,7 @@ def _goodput(fields: Fields, label: str) -> GoodputSearch:
         slo_ms=_slo_ms(fields),
         model=fields.text("model"),
         topology=_topology(fields),
+        finished=not fields.text("failed"),
     )
 
 
