@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
+import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,20 +20,32 @@ from tasuki.bench.errors import BenchError
 from tasuki.bench.plan import Plan
 
 
-def plan_of(**options: Any) -> Plan:
-    load: Any = SimpleNamespace(name="chat", options=options)
-    plan: Any = SimpleNamespace(loads=[load], goal=None)
+def plan_of(count: int = 1, **options: Any) -> Plan:
+    loads: Any = [SimpleNamespace(name="chat", options=options)] * count
+    plan: Any = SimpleNamespace(loads=loads, goal=None)
     return plan
+
+
+class FakeProcess:
+    """A dry run that succeeds."""
+
+    returncode = 0
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        return "", ""
+
+    def kill(self) -> None:
+        pass
 
 
 def test_no_command_line_has_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], dict[str, str]]] = []
 
-    def run(command: list[str], **options: Any) -> Any:
+    def start(command: list[str], **options: Any) -> Any:
         asked.append((command, options["env"]))
-        return SimpleNamespace(returncode=0)
+        return FakeProcess()
 
-    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(module.subprocess, "Popen", start)
     headers = ["x-api-key: K2", "x-tenant:a"]
     check_loads(plan_of(**{"api-key": "K1", "input-tokens": 5, "header": headers}), None)
     [(command, environment)] = asked
@@ -37,9 +55,44 @@ def test_no_command_line_has_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dry_run_that_takes_too_long_names_its_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(command: list[str], *, timeout: float, **_: Any) -> Any:
-        raise subprocess.TimeoutExpired(command, timeout)
+    class Slow(FakeProcess):
+        def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+            if timeout is not None:
+                raise subprocess.TimeoutExpired("tasuki", timeout)
+            return "", ""
 
-    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(module.subprocess, "Popen", lambda *_, **__: Slow())
     with pytest.raises(BenchError, match="load chat: its dry run takes longer than 300 s: ask"):
         check_loads(plan_of(), None)
+
+
+@pytest.mark.system
+def test_ctrl_c_ends_the_dry_runs_and_starts_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n: >{tmp_path}/$$.pid\nexec sleep 600\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(module.sys, "executable", str(python))
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def started() -> list[int]:
+        return [int(path.stem) for path in tmp_path.glob("*.pid")]
+
+    def interrupt() -> None:
+        while len(started()) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            check_loads(plan_of(count=4), None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(started()) == 2
+    for process in started():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, 0)
+            pytest.fail(f"{process} still runs")

@@ -71,12 +71,28 @@ def test_every_target_is_started_once_and_runs_every_load(tmp_path: Path) -> Non
 def test_a_folder_has_one_sweep_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasuki.models.fetch.resolve_model", lambda model: Path(model))
     monkeypatch.setattr("tasuki.bench.check_loads.check_loads", lambda plan, tokenizer: None)
+    monkeypatch.setattr(sweep_command, "end_like_interrupted", lambda: None)
     goal: dict[str, Any] = {"find": False, "slo": None}
     (tmp_path / "sweep.json").write_text("as the other one wrote it")
     taken = pytest.raises(BenchError, match="another sweep writes to")
     with exclusive(tmp_path / ".lock", lambda: None), taken:
         sweep_command._run(None, dict(TWO_BY_TWO), tmp_path, True, False, goal)
     assert (tmp_path / "sweep.json").read_text() == "as the other one wrote it"
+
+
+def test_ctrl_c_before_the_first_start_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tasuki.models.fetch.resolve_model", lambda model: Path(model))
+    monkeypatch.setattr("tasuki.bench.check_loads.check_loads", interrupt)
+    monkeypatch.setattr(sweep_command, "end_like_interrupted", lambda: None)
+    goal: dict[str, Any] = {"find": False, "slo": None}
+    assert sweep_command._run(None, dict(TWO_BY_TWO), tmp_path, False, False, goal) == 130
+    assert "interrupted; nothing was started" in "".join(capfd.readouterr())
+    assert not (tmp_path / "sweep.json").exists()
 
 
 def test_no_key_gets_into_the_folder(tmp_path: Path) -> None:

@@ -176,12 +176,18 @@ def _run(
     from tasuki.bench.header import check_writable
     from tasuki.bench.sweep_file import read_sweep
     from tasuki.bench.sweep_state import SweepState
+    from tasuki.launch.supervisor import say
     from tasuki.models.cache import exclusive
     from tasuki.models.fetch import model_path, resolve_model
 
     plan = read_sweep(file, flags, goal)
     tokenizer = model_path(plan.model) if dry_run else resolve_model(plan.model)
-    check_loads(plan, tokenizer)
+    end_like_interrupted()
+    try:
+        check_loads(plan, tokenizer)
+    except KeyboardInterrupt:
+        say("interrupted; nothing was started")
+        return _INTERRUPTED
     with ExitStack() as held:
         if not dry_run:
             check_writable(folder / "sweep.json")
@@ -208,7 +214,6 @@ def _sweep(
     say(f"results in {folder}")
     if dry_run or tokenizer is None:
         return 0
-    end_like_interrupted()
     try:
         failed = _measure(plan, state, tokenizer, say)
     except KeyboardInterrupt:
