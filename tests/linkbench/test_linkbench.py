@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
+import re
 import signal
 import socket
 import subprocess
@@ -177,6 +179,58 @@ def test_a_source_without_memory_says_why_in_one_line(capfd: pytest.CaptureFixtu
     client.close()
     said = until(lambda: capfd.readouterr().err, "its words")
     assert said.startswith("tasuki: error: ") and "Traceback" not in said, said
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "line", [b"GET / HTTP/1.1", b"{}", b"7", b'{"ask": "pool", "bytes": -1}', b"\xff"]
+)
+def test_a_stranger_is_told_in_one_line(line: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    source = KvSource("127.0.0.1", 0, "cpu", "tcp")
+    threading.Thread(target=source.serve, daemon=True).start()
+    with socket.create_connection(("127.0.0.1", source.port), timeout=10.0) as stranger:
+        stranger.sendall(line + b"\n")
+        assert stranger.recv(1) == b""
+    said = until(lambda: capfd.readouterr().err, "its words")
+    assert said.startswith("tasuki: error: a connection that begins with ") and said[-1] == "\n"
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "says"),
+    [
+        ("accept", OSError(errno.EMFILE, "no descriptor"), "cannot be accepted: .*no descriptor"),
+        ("accept", OSError(errno.ECONNABORTED, "it left"), "cannot be accepted: .*it left"),
+        ("start", RuntimeError("can't start new thread"), "cannot be served: can't start"),
+    ],
+)
+def test_a_reader_that_cannot_be_served_does_not_end_the_source(
+    where: str,
+    error: Exception,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = KvSource("127.0.0.1", 0, "cpu", "tcp")
+    place = socket.socket if where == "accept" else threading.Thread
+    real, failed = getattr(place, where), threading.Event()
+
+    def fail_once(this: object) -> object:
+        if failed.is_set() or (where == "start" and this is serving):
+            return real(this)
+        failed.set()
+        raise error
+
+    serving = threading.Thread(target=source.serve, daemon=True)
+    monkeypatch.setattr(place, where, fail_once)
+    serving.start()
+    if where == "start":
+        SourceClient(f"127.0.0.1:{source.port}").close()
+        until(failed.is_set, "the failure")
+    client = SourceClient(f"127.0.0.1:{source.port}", timeout_s=10.0)
+    client.stream(bytearray(5))
+    client.close()
+    assert failed.is_set() and re.search(says, caplog.text)
 
 
 def test_a_faster_way_than_the_one_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

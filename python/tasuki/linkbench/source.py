@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from tasuki.errors import ERROR_PREFIX, TasukiError
+from tasuki.kv.greeting import begin, readers
 from tasuki.kv.measure import Blocks
 from tasuki.kv.net_devices import Network
 from tasuki.launch.parent_death import PARENT_VARIABLE, follow_parent
@@ -83,9 +84,8 @@ class Source:
 
     def serve(self) -> None:
         """Serve until the process ends."""
-        while True:
-            connection, _ = self._listener.accept()
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        for connection in readers(self._listener):
+            begin(connection, self._serve, "linkbench")
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -98,9 +98,8 @@ class Source:
         with connection, connection.makefile("rb") as lines:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for line in lines:
-                asked: dict[str, Any] = json.loads(line)
-                size = int(asked["bytes"])
-                if asked["ask"] == "pool":
+                what, size = _asked(line)
+                if what == "pool":
                     pool = self._memory(size).pool.SerializeToString()
                     connection.sendall(_LENGTH.pack(len(pool)) + pool)
                 else:
@@ -112,6 +111,25 @@ class Source:
                 self._blocks = make_memory(size_bytes, *self._place)
                 number_words(self._blocks.memory)
             return self._blocks
+
+
+def _asked(line: bytes) -> tuple[str, int]:
+    """What is asked for, and of how many bytes.
+
+    Raises:
+        LinkbenchError: It is no request of a reader.
+    """
+    try:
+        asked: dict[str, Any] = json.loads(line)
+        what, size = asked["ask"], int(asked["bytes"])
+        if what not in ("pool", "stream") or size < 1:
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        raise LinkbenchError(
+            f"a connection that begins with {line[:40]!r} is no reader's: connect with `tasuki"
+            " linkbench --peer` of the same version"
+        ) from None
+    return what, size
 
 
 def _stream(connection: socket.socket, size_bytes: int) -> None:
