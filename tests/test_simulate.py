@@ -244,13 +244,18 @@ def test_a_result_says_how_many_workers_and_gpus_there_are(tmp_path: Path) -> No
         assert (topology["workers"], topology["gpus"]) == (2, gpus), source
 
 
-def test_steps_whose_measurement_was_interrupted_are_told(
+def test_steps_whose_measurement_was_interrupted_or_failed_are_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for interrupted in (True, False):
         steps = steps_file(tmp_path / "steps.json", interrupted=interrupted)
         assert _native.run_simulate(["--steps", str(steps), *LOAD]) == 0
         assert ("was interrupted" in capfd.readouterr().out) == interrupted
+    for failed in ("out of memory", None):
+        steps = steps_file(tmp_path / "steps.json", failed=failed)
+        assert _native.run_simulate(["--steps", str(steps), *LOAD]) == 0
+        said = "the measurement failed, so steps may be missing: out of memory"
+        assert (said in capfd.readouterr().out) == (failed is not None)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 from tasuki.bench import batch_command
 from tasuki.bench.batch import batch_points
 from tasuki.bench.batch_run import BatchTarget, run_batches
 from tasuki.bench.errors import RunFailedError
+from tasuki.bench.header import read_result
 from tasuki.bench.load import LoadRun
+from tasuki.plot.load import Source, load
 
 TARGET = BatchTarget("http://fake", None, None, "here", seed=40, log=Path("/dev/null"))
 
@@ -76,6 +79,29 @@ def test_a_point_that_fails_is_left_out_and_named() -> None:
     failed = {"batch": 4, "input_tokens": 100, "output_tokens": 8, "reason": "out of memory"}
     assert result["failed"] == [failed]
     assert sum(run.options["num-requests"] == 4 for run in client.runs) == 1
+
+
+def test_what_was_measured_before_the_server_ended_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FakeClient()
+
+    def measure(run: LoadRun, defaults: object) -> Mapping[str, Any]:
+        if len(client.runs) == 4:  # a warm-up, a round, and one batch more
+            raise RunFailedError("connection refused")
+        return client.measure(run)
+
+    monkeypatch.setattr("tasuki.bench.load.run_load", measure)
+    path = tmp_path / "batch.json"
+    table = batch_command._Table(batch_points([1, 4], [100], [8]), 3, tmp_path, path)
+    with pytest.raises(typer.Exit) as ended:
+        batch_command._measure(table, "http://fake", "m", lambda _: None, lambda: "it was killed")
+    assert ended.value.exit_code == 1
+    result = read_result(path, "batch")
+    assert [row["batch"] for row in result["rows"]] == [1, 4]
+    assert [point["reason"] for point in result["failed"]] == ["it was killed"] * 2
+    [shown] = load([Source(path)]).batches
+    assert [row.batch for row in shown.rows] == [1, 4]
 
 
 @pytest.mark.parametrize("runs", [1, 3, 4])

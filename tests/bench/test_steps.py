@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.bench.errors import BenchError
+from tasuki.bench.errors import BenchError, RunFailedError
 from tasuki.bench.steps import (
     GPU_SIZES,
     BackToBackPoint,
@@ -58,8 +58,8 @@ def test_a_gpus_grid_reaches_the_limits_of_its_workers() -> None:
 def test_medians_of_interleaved_rounds_without_the_first() -> None:
     timer = FakeTimer({PrefillPoint(32, 64)})
     rounds: list[int] = []
-    seconds, left_out, interrupted = measure_all(GRID, timer, rounds.append)
-    assert not interrupted
+    seconds, left_out, stopped = measure_all(GRID, timer, rounds.append)
+    assert stopped is None
     assert left_out == [PrefillPoint(32, 64)]
     assert rounds == [0, 1, 2, 3]
     assert set(seconds.values()) == {4.0}  # of 100, 3 and 4; the 1 of the warm-up is gone
@@ -88,9 +88,29 @@ def test_an_interrupt_keeps_the_medians_once_each_point_was_measured(
         with pytest.raises(KeyboardInterrupt):
             measure_all(GRID, timer)
         return
-    seconds, _, interrupted = measure_all(GRID, timer)
-    assert interrupted and seconds.keys() == set(GRID.points())
+    seconds, _, stopped = measure_all(GRID, timer)
+    assert isinstance(stopped, KeyboardInterrupt) and seconds.keys() == set(GRID.points())
     assert set(seconds.values()) == ({100.0} if rounds == 2.0 else {100.0, 51.5})
+
+
+@pytest.mark.parametrize("measured", [0, 3, 20])
+def test_a_failure_keeps_the_medians_of_what_was_measured(measured: int) -> None:
+    count = len(GRID.points())
+
+    class Failing(FakeTimer):
+        def measure(self, point: StepPoint) -> float:
+            if len(self.order) == count + measured:
+                raise RunFailedError("out of memory")
+            return super().measure(point)
+
+    timer = Failing(set())
+    if measured == 0:
+        with pytest.raises(RunFailedError, match="out of memory"):
+            measure_all(GRID, timer)
+        return
+    seconds, left_out, stopped = measure_all(GRID, timer)
+    assert str(stopped) == "out of memory"
+    assert (len(seconds), left_out) == (min(measured, count), [])
 
 
 def test_prompts_that_fit_into_a_step_are_measured_beside_an_average_batch() -> None:

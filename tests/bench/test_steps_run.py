@@ -64,20 +64,32 @@ def test_what_is_measured_fits_the_device(
     assert grids[0].repeat == 1
 
 
-def test_an_interrupt_writes_what_was_measured(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (KeyboardInterrupt(), "interrupted; the tables are medians of the rounds before"),
+        (RunFailedError("it died"), "failed; the tables are medians of what was measured before"),
+    ],
+)
+def test_an_interrupt_or_a_failure_writes_what_was_measured(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    ends: str,
 ) -> None:
     said: list[str] = []
+    is_error = isinstance(error, Exception)
 
     def say(line: str) -> None:
         said.append(line)
         if line == "round 2 of 3 …":
-            raise KeyboardInterrupt
+            raise error
 
     monkeypatch.setattr("tasuki.launch.supervisor.say", say)
     monkeypatch.setattr("tasuki.launch.topology.worker_environment", lambda *_: {})
     path = tmp_path / "steps.json"
-    with pytest.raises(typer.Exit) as ended:
+    with pytest.raises(type(error) if is_error else typer.Exit) as ended:
         batch_command.batch(
             steps=True,
             model=str(tiny_model),
@@ -89,8 +101,9 @@ def test_an_interrupt_writes_what_was_measured(
             repeat=3,
             result=path,
         )
-    assert ended.value.exit_code == 130
+    assert is_error or ended.value.exit_code == 130
     result = json.loads(path.read_text())
-    assert result["interrupted"]
+    assert result["interrupted"] == (not is_error)
+    assert result["failed"] == ("it died" if is_error else None)
     assert [row["tokens"] for row in result["prefill"]] == [8, 16]
-    assert said[-1] == "interrupted; the tables are medians of the rounds before"
+    assert said[-1] == ends

@@ -280,6 +280,9 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             told += "; the measurement was interrupted: it has fewer rounds, and of a GPU neither \
                      launches nor what lies between steps";
         }
+        if let Some(reason) = &file.failed {
+            told += &format!("; the measurement failed, so steps may be missing: {reason}");
+        }
         let drop = table.largest_drop();
         if drop > UNSTEADY {
             told += &format!(

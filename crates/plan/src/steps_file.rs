@@ -53,6 +53,9 @@ pub struct StepsFile {
     /// By Ctrl-C. Files of earlier versions do not say.
     #[serde(default)]
     pub interrupted: bool,
+    /// Why the measurement stopped early. Files of earlier versions do not say.
+    #[serde(default)]
+    pub failed: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -124,12 +124,15 @@ def batch(
                 said["repeat"] = repeat
             path = result or Path("steps.json")
             check_writable(path)
-            content = _steps(model or "smollm2-135m", topology, options, said)
+            content, error = _steps(model or "smollm2-135m", topology, options, said)
             write_result(path, content)
             say(f"written to {path}")
             if content["interrupted"]:
                 say("interrupted; the tables are medians of the rounds before")
                 raise typer.Exit(_INTERRUPTED)
+            if error is not None:
+                say("failed; the tables are medians of what was measured before")
+                raise error
             return
         _check_serve(options, url)
         if said:
@@ -178,7 +181,7 @@ def sizes(text: str, name: str) -> tuple[int, ...]:
 
 def _steps(
     model: str, topology: str, options: dict[str, Any], said: dict[str, Any]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Exception | None]:
     """Measure the step tables with the threads that each worker of `topology` would have."""
     from tasuki.bench.steps import GPU_SIZES, StepGrid, step_lines
     from tasuki.bench.sweep_table import table
@@ -196,11 +199,11 @@ def _steps(
         os.environ.setdefault(name, value)  # before torch is loaded
     from tasuki.bench.steps_run import run_steps
 
-    content = run_steps(model, options, grid, say)
+    content, error = run_steps(model, options, grid, say)
     for title, names, rows in step_lines(content):
         if rows:
             print(f"{title}\n{table(names, rows)}\n")
-    return content
+    return content, error
 
 
 def _start_and_measure(
@@ -262,3 +265,6 @@ def _measure(
     if content["interrupted"]:
         say("interrupted; the rows are medians of the batches measured before")
         raise typer.Exit(_INTERRUPTED)
+    if content["failed"]:
+        say("some batches failed; their rows, if any, are medians of what was measured before")
+        raise typer.Exit(1)

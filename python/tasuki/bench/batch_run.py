@@ -48,9 +48,9 @@ def run_batches(
 ) -> tuple[dict[str, Any], list[BatchRow]]:
     """Measure every point `repeat` times, each round in another order.
 
-    A point that fails is left out, with a line that says why. A first round of
-    the smallest point warms up and is thrown away. Ctrl-C ends it; then the rows are
-    of what was measured before.
+    A point that fails is not measured again, with a line that says why. A first round of
+    the smallest point warms up and is thrown away. Ctrl-C ends it. Rows are of what was
+    measured before a failure or Ctrl-C.
 
     Returns:
         The result of kind "batch", and its rows in the order of `points`.
@@ -100,7 +100,7 @@ def run_batches(
         if not any(seen.values()):
             raise
         interrupted = True
-    rows = [median_row(seen[point]) for point in points if seen[point] and point not in failed]
+    rows = [median_row(seen[point]) for point in points if seen[point]]
     if not rows:
         raise RunFailedError(f"no batch was measured: {next(iter(failed.values()))}")
     content = header(

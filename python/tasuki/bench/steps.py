@@ -145,10 +145,10 @@ class StepTimer(Protocol):
 
 def measure_all(
     grid: StepGrid, timer: StepTimer, on_round: Callable[[int], None] = lambda number: None
-) -> tuple[dict[StepPoint, float], list[StepPoint], bool]:
-    """Medians of every point that fits, the points that do not, and whether Ctrl-C came.
+) -> tuple[dict[StepPoint, float], list[StepPoint], BaseException | None]:
+    """Medians of every point that fits, the points that do not, and what ended it early.
 
-    After Ctrl-C the medians are of what was measured before.
+    After Ctrl-C or an error the medians are of what was measured before.
 
     Args:
         grid: What to measure.
@@ -157,12 +157,13 @@ def measure_all(
 
     Raises:
         KeyboardInterrupt: Ctrl-C came before each point was measured once.
+        Exception: A measurement failed before any point was measured.
     """
     points = grid.points()
     fitting = [point for point in points if timer.fits(point)]
     seen: dict[StepPoint, list[float]] = {point: [] for point in fitting}
     draw = random.Random(grid.seed)
-    interrupted = False
+    stopped: BaseException | None = None
     try:
         for number in range(grid.repeat + 1):
             on_round(number)
@@ -170,12 +171,16 @@ def measure_all(
                 seconds = timer.measure(point)
                 if number > 0:
                     seen[point].append(seconds)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if not all(seen.values()):
             raise
-        interrupted = True
-    medians = {point: median(times) for point, times in seen.items()}
-    return medians, [point for point in points if point not in seen], interrupted
+        stopped = interrupt
+    except Exception as error:
+        if not any(seen.values()):
+            raise
+        stopped = error
+    medians = {point: median(times) for point, times in seen.items() if times}
+    return medians, [point for point in points if point not in seen], stopped
 
 
 def step_tables(seconds: Mapping[StepPoint, float], block_bytes: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import fields
 from statistics import median
 from typing import Any
@@ -71,11 +71,12 @@ class _BothTimers:
 
 def run_steps(
     model: str, options: Mapping[str, Any], grid: StepGrid, say: Callable[[str], None]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Exception | None]:
     """Build a worker's engine, measure the grid, and give the result of kind "steps".
 
     Ctrl-C ends it once each point was measured: the result says `interrupted`, and on a GPU lacks
-    what is measured last, launches and what lies between steps.
+    what is measured last, launches and what lies between steps. An error ends it, too: the result
+    has what was measured before and says why it `failed`, and the error comes with it.
 
     Args:
         model: Folder, hub id or alias.
@@ -85,7 +86,7 @@ def run_steps(
 
     Raises:
         KeyboardInterrupt: Ctrl-C came earlier.
-        TasukiError: The worker cannot be built, or a measurement failed.
+        Exception: The worker cannot be built, or the first measurements failed.
     """
     keep_compiled()
     config = worker_config(model, options, grid)
@@ -106,11 +107,8 @@ def run_steps(
     def tell(number: int) -> None:
         say("warming up …" if number == 0 else f"round {number} of {grid.repeat} …")
 
-    if transfer is None:
-        seconds, left_out, interrupted = measure_all(grid, timer, tell)
-    else:
-        with closing(transfer):
-            seconds, left_out, interrupted = measure_all(grid, timer, tell)
+    with closing(transfer) if transfer is not None else nullcontext():
+        seconds, left_out, stopped = measure_all(grid, timer, tell)
     overlaps = built.engine.config.overlap
     for point in left_out:
         if isinstance(point, BackToBackPoint) and not overlaps:
@@ -132,23 +130,30 @@ def run_steps(
         **_lone_tables(served.lone),
     }
     if not overlaps:
-        between = medians(served.loads, between_s)
-        return content | {"between": _by_batch(between), "interrupted": interrupted}
+        content["between"] = _by_batch(medians(served.loads, between_s))
+        return _stopped(content, stopped)
     between, launches = {}, {}
     try:
-        if not interrupted:
+        if stopped is None:
             between = _longer(served.loads, timer, grid.repeat)
             points = [DecodePoint(batch, min(grid.decode_context)) for batch in grid.few_some_many]
             launches = {
                 p.batch: of_engine.launch_s(p.batch, p.context) for p in points if timer.fits(p)
             }
-    except KeyboardInterrupt:
-        interrupted = True
-    return content | {
-        "launch": _by_batch(launches),
-        "between": _by_batch(between),
-        "interrupted": interrupted,
-    }
+    except (KeyboardInterrupt, Exception) as error:
+        stopped = error
+    content |= {"launch": _by_batch(launches), "between": _by_batch(between)}
+    return _stopped(content, stopped)
+
+
+def _stopped(
+    content: dict[str, Any], stopped: BaseException | None
+) -> tuple[dict[str, Any], Exception | None]:
+    """A result that says what ended its measurement early, and the error if it was one."""
+    error = stopped if isinstance(stopped, Exception) else None
+    content["interrupted"] = stopped is not None and error is None
+    content["failed"] = None if error is None else str(error) or type(error).__name__
+    return content, error
 
 
 def _longer(loads: Loads, timer: _BothTimers, repeat: int) -> dict[int, float]:
