@@ -56,15 +56,16 @@ def test_an_order_is_answered(server: ControlServer, folder: Path) -> None:
     assert send_order(server.path, "decode", 1) == "decode: 1"
 
 
-def test_orders_are_taken_after_descriptors_or_threads_were_used_up(
-    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED, errno.EPERM])
+def test_orders_are_taken_after_one_was_not_or_threads_were_used_up(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     accept, start, left = socket.socket.accept, threading.Thread.start, [2, 1]
 
     def no_descriptor(own: socket.socket) -> tuple[socket.socket, object]:
         if left[0]:
             left[0] -= 1
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            raise OSError(number, os.strerror(number))
         return accept(own)
 
     def no_thread(own: threading.Thread) -> None:
@@ -81,6 +82,52 @@ def test_orders_are_taken_after_descriptors_or_threads_were_used_up(
         send_order(server.path, "decode", 3)
     assert send_order(server.path, "decode", 4) == "decode: 4"
     assert left == [0, 0]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "line", [b"7", b"\xff", b"{}", b'{"role": "decode", "count": Infinity}', b"[" * 4000]
+)
+def test_what_is_no_order_is_told_as_that(server: ControlServer, line: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30.0)
+        connection.connect(str(server.path))
+        connection.sendall(line + b"\n")
+        with connection.makefile("rb") as lines:
+            assert b"an order is" in lines.readline()
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n", b"7\n", b"{}\n"])
+def test_another_service_at_the_path_is_named(folder: Path, said: bytes) -> None:
+    folder.mkdir()
+    path = folder / "other.sock"
+
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(said)
+
+    with socket.socket(socket.AF_UNIX) as listening, ThreadPoolExecutor(1) as pool:
+        listening.bind(str(path))
+        listening.listen()
+        answered = pool.submit(answer, listening)
+        says = f"what answers at {path} is no `tasuki serve`: it says {said!r}; correct --control"
+        with pytest.raises(ControlError, match=re.escape(says)):
+            send_order(path, "decode", 2)
+        answered.result(30)
+
+
+def test_a_socket_of_another_user_is_not_replaced(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with pytest.raises(LaunchError, match="another `tasuki serve` listens at"):
+        ControlServer(server.path)
+    assert server.path.exists()
 
 
 def test_nobody_else_may_order(server: ControlServer, folder: Path) -> None:

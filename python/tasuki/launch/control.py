@@ -26,7 +26,7 @@ _MAX_PATH_BYTES = 107  # of a Unix socket's path (Linux)
 _MAX_ORDER_BYTES = 4096
 _ORDER_S = 10.0  # for an order to come over an open connection
 _SUFFIX = ".sock"
-_USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of the system, for a time
+_CLOSED = (errno.EINVAL, errno.EBADF)  # of a listening socket, after `close`
 _REFUSED_S = 1.0  # the same, where no thread waits for it
 _ACCEPT_AGAIN_S = 0.2
 
@@ -87,9 +87,9 @@ class ControlServer:
             try:
                 connection, _ = self._socket.accept()
             except OSError as error:
-                if error.errno not in _USED_UP:
-                    return  # it is closed
-                time.sleep(_ACCEPT_AGAIN_S)
+                if error.errno in _CLOSED:
+                    return
+                time.sleep(_ACCEPT_AGAIN_S)  # no descriptor is left, or this one has gone
                 continue
             serving = threading.Thread(target=self._serve, args=(connection,), daemon=True)
             try:
@@ -111,7 +111,7 @@ class ControlServer:
         try:
             order = json.loads(line)
             role, count = str(order["role"]), int(order["count"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return {"error": 'an order is {"role": "decode", "count": 3}'}
         answers: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
 
@@ -163,10 +163,19 @@ def send_order(path: Path | None, role: str, count: int) -> str:
             line = b""  # it ended, and reset the connection
     if not line:
         raise ControlError("`tasuki serve` ended before that was done")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise ControlError(answer["error"])
-    return str(answer["done"])
+    try:
+        answer = json.loads(line)
+        error, done = answer.get("error"), answer.get("done")
+    except (ValueError, AttributeError):
+        error = done = None
+    if error is None and done is None:
+        raise ControlError(
+            f"what answers at {path} is no `tasuki serve`: it says {line[:60]!r}; correct"
+            " --control-socket"
+        )
+    if error is not None:
+        raise ControlError(str(error))
+    return str(done)
 
 
 def _only_socket(folder: Path) -> Path:
@@ -205,6 +214,8 @@ def _is_served(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
+        except PermissionError:
+            return True  # for all we know: it is another user's
         except OSError:
             return False
     return True
