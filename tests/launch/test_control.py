@@ -112,7 +112,7 @@ def test_another_service_at_the_path_is_named(folder: Path, said: bytes) -> None
         listening.bind(str(path))
         listening.listen()
         answered = pool.submit(answer, listening)
-        says = f"what answers at {path} is no `tasuki serve`: it says {said!r}; correct --control"
+        says = f"another service answers at {path}, with {said!r}: correct --control-socket"
         with pytest.raises(ControlError, match=re.escape(says)):
             send_order(path, "decode", 2)
         answered.result(30)

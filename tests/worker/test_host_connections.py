@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import queue
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -121,6 +122,81 @@ def test_connections_that_say_nothing_end_and_are_few_at_a_time(
         assert meeting.most <= 2
         threading.Timer(1.5, theirs.send, ["late"]).start()
         assert ours.recv() == "late", "with the key it may be silent"
+
+
+def test_a_stranger_that_says_a_little_now_and_then_holds_no_place(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "_STRANGERS", 1)
+    monkeypatch.setattr(hosts, "_GREETING_S", 1.0)
+    message = b"\0\0\0\xc8" + bytes(200)
+    with contextlib.closing(Meeting(HOST, port, KEY)) as meeting:
+        with socket.create_connection((HOST, port)) as stranger:
+            stranger.recv(4096)
+            for byte in message:
+                try:
+                    stranger.sendall(bytes([byte]))
+                except OSError:
+                    break
+                threading.Event().wait(0.05)
+            else:
+                pytest.fail("the whole message was taken")
+        ours, theirs = meet(meeting, port, 1)
+        theirs.send("here")
+        assert ours.recv() == "here"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"SSH-2.0-OpenSSH_9.2\r\n", b"220\n", bytes(9) + b"\4\0\0" * 5],
+    ids=["ssh", "short", "http2"],
+)
+def test_another_service_at_the_port_is_told_at_once(
+    port: int, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(hosts, "_GREETING_S", 0.2)
+    with socket.create_server((HOST, port)) as listener:
+
+        def serve() -> None:
+            accepted, _ = listener.accept()
+            with accepted, contextlib.suppress(OSError):
+                accepted.sendall(said)
+                accepted.recv(1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        says = f"another service answers at {HOST}:{port}, with {said!r}: correct the first of --n"
+        with pytest.raises(HostsError, match=re.escape(says)):
+            connect(HOST, port, KEY, Hello("orders", 1))
+
+
+def test_a_port_where_nothing_is_said_is_no_endless_wait(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "_GREETING_S", 0.1)
+    monkeypatch.setattr(hosts, "_MEET_S", 0.3)
+    says = pytest.raises(HostsError, match=r"no first host at .* \(it says nothing\): start")
+    with socket.create_server((HOST, port)), says:
+        connect(HOST, port, KEY, Hello("orders", 1))
+
+
+def test_a_first_host_that_is_late_with_its_challenge_is_waited_for(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has as many strangers as it takes at a time."""
+    monkeypatch.setattr(hosts, "_GREETING_S", 0.1)
+    accept = hosts._next
+
+    def late(listener: socket.socket) -> socket.socket | None:
+        accepted = accept(listener)
+        monkeypatch.setattr(hosts, "_GREETING_S", 10.0)
+        threading.Event().wait(0.5)
+        return accepted
+
+    monkeypatch.setattr(hosts, "_next", late)
+    with contextlib.closing(Meeting(HOST, port, KEY)) as meeting:
+        ours, theirs = meet(meeting, port, 1)
+        theirs.send("here")
+        assert ours.recv() == "here"
 
 
 @pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EMFILE])

@@ -165,16 +165,14 @@ def send_order(path: Path | None, role: str, count: int) -> str:
         raise ControlError("`tasuki serve` ended before that was done")
     try:
         answer = json.loads(line)
-        error, done = answer.get("error"), answer.get("done")
-    except (ValueError, AttributeError):
-        error = done = None
-    if error is None and done is None:
+        refusal = answer.get("error")
+        done = answer["done"] if refusal is None else ""
+    except (ValueError, AttributeError, KeyError):
         raise ControlError(
-            f"what answers at {path} is no `tasuki serve`: it says {line[:60]!r}; correct"
-            " --control-socket"
-        )
-    if error is not None:
-        raise ControlError(str(error))
+            f"another service answers at {path}, with {line[:60]!r}: correct --control-socket"
+        ) from None
+    if refusal is not None:
+        raise ControlError(str(refusal))
     return str(done)
 
 

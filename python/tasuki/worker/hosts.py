@@ -15,8 +15,8 @@ A host that is told to end tells the first one, which drains the worker and then
 
 Threads: one accepts, one for each connection until it is handed over, one for each other host
 once the worker serves, two for each relayed connection. A connection that has not proved that it
-has the key ends after `_GREETING_S`, and only `_STRANGERS` of them are accepted at a time; others
-wait in the kernel.
+has the key within `_GREETING_S` ends by a timer, whatever it says. Only `_STRANGERS` of them are
+accepted at a time; others wait in the kernel.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ _RETRY_S = 0.5
 _MEET_S = 600.0  # for the slowest host to start
 # A host that vanishes without a word is noticed after about this time.
 _LOST_S = 10
-_GREETING_S = 10.0  # that a connection without proof of the key says nothing
+_GREETING_S = 10.0  # until a connection has proved that it has the key
 _STRANGERS = 64  # such connections at a time
+# With what the first host's first message begins: its size, and this.
+_SIZE_BYTES, _CHALLENGE = 4, b"#CHALLENGE#"
+_SHOWN_BYTES = 60  # of what something else says
 _TIMEVAL = struct.Struct("ll")  # of the kernel: seconds and microseconds
 
 
@@ -167,15 +170,23 @@ class Meeting:
 
     def _admitted(self, connection: Connection) -> Hello | None:
         """What a connection is for, once it has proved that it has the key; None: it has not."""
+        deadline_s = time.monotonic() + _GREETING_S
+        late = threading.Timer(_GREETING_S, _end, (connection.fileno(),))
+        late.daemon = True
         try:
-            _limit_silence(connection, _GREETING_S)
+            late.start()
+        except RuntimeError:  # the system has no thread left: the other side tries again
+            return None
+        try:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
             hello: Hello = connection.recv()
-            _limit_silence(connection, 0.0)
         except (AuthenticationError, EOFError, OSError):
             return None
-        return hello
+        finally:
+            late.cancel()
+            late.join()  # it must not end another connection with this one's descriptor
+        return hello if time.monotonic() < deadline_s else None
 
 
 def _hear(host: Connection, number: int, on_end_order: Callable[[], object]) -> None:
@@ -190,14 +201,20 @@ def connect(host: str, port: int, key: bytes, hello: Hello) -> Connection:
     """Connect with the first host; waits until it is there, and tries again if it hangs up.
 
     Raises:
-        HostsError: It is not there in time, or has another key.
+        HostsError: It is not there in time, has another key, or something else answers.
     """
     deadline_s = time.monotonic() + _MEET_S
     while True:
         try:
             connection = _connection(socket.create_connection((host, port), timeout=_LOST_S))
+            if stranger := _stranger(connection, deadline_s):
+                raise HostsError(
+                    f"another service answers at {host}:{port}, with {stranger!r}: correct the"
+                    " first of --nodes, or choose another port"
+                )
             answer_challenge(connection, key)
             deliver_challenge(connection, key)
+            _limit_silence(connection, 0.0)
             connection.send(hello)
             return connection
         except AuthenticationError as error:
@@ -206,7 +223,8 @@ def connect(host: str, port: int, key: bytes, hello: Hello) -> Connection:
             ) from error
         except (EOFError, OSError) as error:
             if time.monotonic() > deadline_s:
-                reason = str(error) or "it hangs up"
+                silent = isinstance(error, BlockingIOError)
+                reason = "it says nothing" if silent else str(error) or "it hangs up"
                 raise HostsError(
                     f"no first host at {host}:{port} within {_MEET_S:g} s ({reason}): start"
                     " `tasuki worker --rank 0` there"
@@ -293,11 +311,41 @@ def _connection(made: socket.socket) -> Connection:
     return Connection(made.detach())
 
 
+def _stranger(connection: Connection, deadline_s: float) -> bytes:
+    """With what something that is no first host begins; empty: it is one, or hangs up.
+
+    Takes nothing of it, and leaves the limit of silence at `_GREETING_S`. Waits until the deadline
+    where nothing comes: a first host that many strangers connect to is late.
+
+    Raises:
+        OSError: The connection broke, or nothing came.
+    """
+    _limit_silence(connection, _GREETING_S)
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        while True:
+            try:
+                size = _SIZE_BYTES + len(_CHALLENGE)
+                begins = same.recv(size, socket.MSG_PEEK | socket.MSG_WAITALL)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise
+        if not begins or begins[_SIZE_BYTES:] == _CHALLENGE:
+            return b""
+        return same.recv(_SHOWN_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+
+
 def _limit_silence(connection: Connection, seconds: float) -> None:
     """Let reading fail when nothing comes for so long; 0: wait without end."""
     limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+def _end(handle: int) -> None:
+    """End a socket's connection, which wakes who reads from it."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(handle)) as same:
+        same.shutdown(socket.SHUT_RDWR)
 
 
 def split_first(node: str) -> tuple[str, int]:
