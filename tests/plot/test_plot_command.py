@@ -67,6 +67,13 @@ def test_a_figure_needs_results() -> None:
         plot("pareto")
 
 
+@pytest.mark.parametrize("words", [["paretto"], ["paretto", "."]])
+def test_a_figure_that_does_not_exist_is_told_with_those_that_do(words: list[str]) -> None:
+    says = r"^paretto is neither a figure nor a file or folder: figures are pareto, load, "
+    with pytest.raises(PlotError, match=says):
+        plot(*words)
+
+
 @pytest.mark.system
 def test_errors_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{")

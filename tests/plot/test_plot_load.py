@@ -72,6 +72,11 @@ def test_a_named_file_that_is_no_result(tmp_path: Path) -> None:
     assert refused(written(tmp_path, "a,b\n1,2\n", "t.csv")).startswith("is not a result of ")
 
 
+def test_a_named_result_of_a_kind_without_a_picture(tmp_path: Path) -> None:
+    path = written(tmp_path, {"schema": "tasuki.bench/1", "kind": "gpu_steps"})
+    assert refused(path) == "has no result of a kind that has a picture"
+
+
 def test_half_a_file_of_aiperf(tmp_path: Path) -> None:
     path = written(tmp_path, "Metric,avg,min\nRequest Latency (ms),x,1\n", "profile.csv")
     assert refused(path) == "Request Latency: could not convert string to float: 'x'"

@@ -111,6 +111,10 @@ def plot(
         rows=rows,
     )
     figure, sources = (words[0], words[1:]) if words[0] in FIGURES else ("", words)
+    if not figure and words[0].isidentifier() and not Path(words[0]).exists():
+        raise PlotError(
+            f"{words[0]} is neither a figure nor a file or folder: figures are {', '.join(FIGURES)}"
+        )
     if not sources:
         raise PlotError(f"{figure}: say which results, like `tasuki plot {figure} FOLDER`")
     draw(figure, sources, options, out)

@@ -92,6 +92,8 @@ def load(sources: Sequence[Source]) -> Results:
             items = _read(path, source)
             if items is None and path == source.path:
                 raise ResultFileError(path, f"is not a result of {_KNOWN}")
+            if items == [] and path == source.path:
+                raise ResultFileError(path, "has no result of a kind that has a picture")
             if items is None and path.name not in _PARTS and path.suffix != _RUNS_LOG:
                 skipped.append(path)
             found += [_said(item, source) for item in items or ()]
