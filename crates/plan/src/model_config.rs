@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::Deserialize;
+use serde_json::Value;
 use tasuki_sim::steps::ModelShape;
 
 use crate::error::SimulateError;
@@ -58,8 +59,16 @@ pub fn read_shape(folder: &Path) -> Result<ModelShape, SimulateError> {
             "{error}; --model is a folder with a config.json, a hub id or smollm2-135m"
         ))
     })?;
+    let known: Value = serde_json::from_str(&text).map_err(|error| {
+        fail(format!(
+            "{error}; fetch the model again: it must be a JSON object"
+        ))
+    })?;
+    if !known.is_object() {
+        return Err(fail("it must be a JSON object".to_owned()));
+    }
     let config: ModelConfig =
-        serde_json::from_str(&text).map_err(|error| fail(format!("{error}; {OTHERS}")))?;
+        serde_json::from_value(known).map_err(|error| fail(format!("{error}; {OTHERS}")))?;
     config
         .shape()
         .map_err(|reason| fail(format!("{reason}; {OTHERS}")))
@@ -215,6 +224,23 @@ mod tests {
         let billions = (parameters(&shape) + embedding) / 1e9;
         assert!((15.6..15.8).contains(&billions), "{billions}");
         assert_eq!(shape.kv_bytes_per_token, 2.0 * 27.0 * 576.0);
+    }
+
+    #[test]
+    fn a_file_that_is_no_object_is_told_as_that() {
+        let folder = tempfile::tempdir().unwrap();
+        for (text, says) in [
+            ("[1, 2]", "config.json: it must be a JSON object"),
+            (r#"{"hidden_size": "#, "fetch the model again"),
+            (
+                "{}",
+                "missing field `hidden_size`; models of the Llama family",
+            ),
+        ] {
+            std::fs::write(folder.path().join("config.json"), text).unwrap();
+            let error = read_shape(folder.path()).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
     }
 
     #[test]

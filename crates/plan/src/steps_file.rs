@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::Deserialize;
+use serde_json::Value;
 use tasuki_sim::LinkSpec;
 use tasuki_sim::steps::{BesideRow, DecodeRow, PrefillRow, StepTable, Work};
 
@@ -16,7 +17,6 @@ const SPARE_S: f64 = 1.7e-3;
 /// What such a file says.
 #[derive(Debug, Deserialize)]
 pub struct StepsFile {
-    kind: String,
     pub label: String,
     /// As `tasuki bench batch --model` was told.
     #[serde(default)]
@@ -105,19 +105,26 @@ impl StepsFile {
         };
         let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
         let wanted = "it must be a result of `tasuki bench batch --steps`";
-        let file: Self =
-            serde_json::from_str(&text).map_err(|error| fail(format!("{error}; {wanted}")))?;
+        Self::parse(&text).map_err(|reason| fail(format!("{reason}; {wanted}")))
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        // Of a file of another kind any field may have another type.
+        let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        match value.get("kind") {
+            Some(Value::String(kind)) if kind == "steps" => {}
+            Some(kind) => return Err(format!("its kind is {kind}")),
+            None => return Err("it has no kind".to_owned()),
+        }
+        let file: Self = serde_json::from_value(value).map_err(|error| error.to_string())?;
         match file.fault() {
             None => Ok(file),
-            Some(fault) => Err(fail(format!("{fault}; {wanted}"))),
+            Some(fault) => Err(fault),
         }
     }
 
     /// What no such result has.
     fn fault(&self) -> Option<String> {
-        if self.kind != "steps" {
-            return Some(format!("its kind is {:?}", self.kind));
-        }
         let Engine {
             block_size_tokens,
             block_bytes,
@@ -272,6 +279,26 @@ mod tests {
         assert_eq!(fitted(&[(1.0, 3.0), (5.0, 7.0)]), of(2.0, 1.0));
         assert_eq!(fitted(&[(1.0, 3.0), (5.0, 1.0)]), of(2.0, 0.0));
         assert_eq!(fitted(&[(1.0, 0.0), (3.0, 4.0)]), of(0.0, 1.0));
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_told_by_its_kind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("steps.json");
+        for (text, says) in [
+            (
+                r#"{"kind": "gpu_steps", "failed": {}}"#,
+                r#"its kind is "gpu_steps"; it must"#,
+            ),
+            (r#"{"kind": 7}"#, "its kind is 7; it must"),
+            ("[1, 2]", "it has no kind; it must"),
+            ("{", "EOF"),
+            (r#"{"kind": "steps"}"#, "missing field `label`"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = StepsFile::read(&path).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
     }
 
     #[test]
