@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tasuki.cli import app
 from tasuki.doctor.command import doctor
 from tasuki.doctor.report import exit_code
 from tasuki.doctor.result import DoctorError, Finding, Outcome
@@ -20,6 +22,20 @@ def test_an_expectation_that_holds_for_single_peers_is_refused(tmp_path: Path) -
     for said in (str(file), "0GB/s"):
         with pytest.raises(DoctorError, match="no rate that every link must reach"):
             doctor(["http://127.0.0.1:1"], expect=said)
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["doctor", "http://127.0.0.1:1"], "--window-s"),
+        (["doctor", "http://127.0.0.1:1"], "--probe-budget-s"),
+        (["doctor", "http://127.0.0.1:1"], "--timeout-s"),
+        (["preflight"], "--timeout-s"),
+    ],
+)
+def test_no_time_is_without_end(command: list[str], option: str) -> None:
+    done = CliRunner().invoke(app, [*command, option, "inf"])
+    assert done.exit_code == 2 and f"'{option}'" in done.output, done.output
 
 
 def test_a_look_that_saw_nothing_is_not_called_healthy() -> None:

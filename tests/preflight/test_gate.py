@@ -172,6 +172,11 @@ def test_what_was_measured_before_is_expected_again(tmp_path: Path) -> None:
     assert Expectation.of(str(before)).of_peer("b:1") == 4e9
     assert Expectation.of(str(before)).unknown(["b:1"]) == []
     assert Expectation.of(None).of_peer("a:1") == 0.0
+    other = tmp_path / "other.json"
+    for content in ("{", "[1]", "{}", '{"checks": [{"name": 1, "figures": {"bytes_per_s": 1}}]}'):
+        other.write_text(content)
+        with pytest.raises(PreflightError, match=r"--expect is .* \(a file of another kind\)"):
+            Expectation.of(str(other))
     for wrong in ("20 apples/s", "1.2.3GB/s", str(tmp_path)):
-        with pytest.raises(PreflightError, match="--expect is"):
+        with pytest.raises(PreflightError, match=r"--expect is .* \(no rate, and no file: [A-Z]"):
             Expectation.of(wrong)

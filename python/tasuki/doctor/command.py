@@ -32,7 +32,10 @@ def doctor(
         ),
     ] = "",
     window_s: Annotated[
-        float, described("Between the first look at the metrics and the last [10].", min=1.0)
+        float,
+        described(
+            "Between the first look at the metrics and the last [10].", min=1.0, max=86_400.0
+        ),
     ] = 10.0,
     no_probes: Annotated[bool, described("Send no requests: read only.", "--no-probes")] = False,
     probe_rounds: Annotated[
@@ -50,6 +53,7 @@ def doctor(
             "No round begins later than this after the first [60]. The rounds that are added where"
             " one looks slow have as long again, and so have prompts that are sent twice.",
             min=1.0,
+            max=86_400.0,
         ),
     ] = 60.0,
     expect: Annotated[
@@ -68,7 +72,7 @@ def doctor(
             metavar="FILE",
         ),
     ] = None,
-    timeout_s: Annotated[float, described("For each answer [30].", min=0.1)] = 30.0,
+    timeout_s: Annotated[float, described("For each answer [30].", min=0.1, max=3600.0)] = 30.0,
     api_key: Annotated[
         str | None,
         described("For the servers' Authorization header [env: OPENAI_API_KEY].", metavar="KEY"),

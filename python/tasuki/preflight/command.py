@@ -70,7 +70,10 @@ def preflight(
         int, described("Of the largest read of a peer [64].", "--payload-mb", min=1, max=8000)
     ] = 64,
     timeout_s: Annotated[
-        float, described("For a peer's answer, and for each read [5].", "--timeout-s", min=0.1)
+        float,
+        described(
+            "For a peer's answer, and for each read [5].", "--timeout-s", min=0.1, max=3600.0
+        ),
     ] = 5.0,
     fleet_cert: Annotated[Path | None, described("As for workers.", metavar="PATH")] = None,
     fleet_key: Annotated[Path | None, described("As for workers.", metavar="PATH")] = None,

@@ -62,9 +62,13 @@ class Expectation:
                 for check in checks
                 if "bytes_per_s" in check["figures"]
             }
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, OSError):
+                reason = f"no rate, and no file: {error.strerror}"
+            else:
+                reason = "a file of another kind"
             raise PreflightError(
-                f"--expect is {said!r} ({error!r}): give a rate such as 20GB/s or 100Gb/s, or a"
+                f"--expect is {said!r} ({reason}): give a rate such as 20GB/s or 100Gb/s, or a"
                 " file of `tasuki preflight --json` or `tasuki linkbench --save`"
             ) from error
         if not before:
