@@ -67,6 +67,20 @@ def test_a_dry_run_that_takes_too_long_names_its_load(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.system
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num-requests": -1}, r"invalid value '-1' for '--num-requests <N>': .*\S$"),
+        ({"arrival": "constant", "request-rate": "x"}, r"invalid value 'x' for '--request-rate .*"),
+    ],
+)
+def test_a_load_is_refused_by_its_value(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(BenchError, match=f"^load chat: {says}") as refused:
+        check_loads(plan_of(**options), None)
+    assert "--help" not in str(refused.value)
+
+
+@pytest.mark.system
 def test_ctrl_c_ends_the_dry_runs_and_starts_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasuki.bench.arguments import words
+from tasuki.bench.arguments import secrets_apart, words
 from tasuki.bench.plan import Load, Plan, Point, spread
 from tasuki.bench.topologies import Target, parse_topology
 
@@ -44,3 +44,5 @@ def test_options_become_words() -> None:
         *("--name", "a", "--name", "b"),
     ]
     assert words({"rate": 0.1, "big": 1e6}) == ["--rate", "0.1", "--big", "1000000"]
+    assert words({"seed": -1, "each": ["-a", "b"]}) == ["--seed=-1", "--each=-a", "--each", "b"]
+    assert secrets_apart({"api-key": "-k"}) == ({}, {"OPENAI_API_KEY": "-k"})

@@ -22,6 +22,7 @@ from tasuki.bench.sweep import Sweep
 from tasuki.bench.sweep_file import read_sweep
 from tasuki.bench.sweep_state import SweepState
 from tasuki.models.cache import exclusive
+from tasuki.models.fetch_errors import FetchError
 from tasuki.plot.load import Source, load
 
 TWO_BY_TWO = {
@@ -78,6 +79,12 @@ def test_a_folder_has_one_sweep_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
     with exclusive(tmp_path / ".lock", lambda: None), taken:
         sweep_command._run(None, dict(TWO_BY_TWO), tmp_path, True, False, goal)
     assert (tmp_path / "sweep.json").read_text() == "as the other one wrote it"
+
+
+def test_a_dry_run_refuses_a_model_that_no_run_could_have(tmp_path: Path) -> None:
+    goal: dict[str, Any] = {"find": False, "slo": None}
+    with pytest.raises(FetchError, match="no model 'nope': give 'smollm2-135m'"):
+        sweep_command._run(None, {**TWO_BY_TWO, "model": "nope"}, tmp_path, False, True, goal)
 
 
 def test_ctrl_c_before_the_first_start_is_said(

@@ -141,7 +141,7 @@ def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "holds a NoneType"),
+        ("", "is empty: write settings"),
         ("a: [1", "is no YAML"),
         ("topologies: [1p1d]", "nothing to run"),
         ("loads: [{name: a}]", "either topologies"),

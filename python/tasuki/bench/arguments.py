@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 _KEY, _KEY_VARIABLE = "--api-key", "OPENAI_API_KEY"  # as in crates/bench/src/options.rs
@@ -23,13 +23,24 @@ def flag(name: str) -> str:
 def words(options: Mapping[str, Any]) -> list[str]:
     """Command-line words: true is a bare flag, false and null nothing, a list repeats."""
     said: list[str] = []
+    for option, value in _pairs(options):
+        if value is None:
+            said.append(option)
+        elif value.startswith("-"):  # else it would be taken for an option
+            said.append(f"{option}={value}")
+        else:
+            said += [option, value]
+    return said
+
+
+def _pairs(options: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """Flags with their values; None: a flag that stands alone."""
     for name, value in options.items():
         for each in value if isinstance(value, list | tuple) else [value]:
             if each is True:
-                said.append(flag(name))
+                yield flag(name), None
             elif each is not None and each is not False:
-                said += [flag(name), text(each)]
-    return said
+                yield flag(name), text(each)
 
 
 def text(value: Any) -> str:
@@ -54,7 +65,7 @@ def secrets_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     """
     rest, variables = {}, {}
     for name, value in options.items():
-        said = words({name: value})[1::2]
+        said = [each for _, each in _pairs({name: value}) if each is not None]
         if not is_secret(name):
             rest[name] = value
         elif flag(name) == _KEY and said:

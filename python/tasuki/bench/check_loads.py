@@ -98,7 +98,8 @@ class _DryRuns:
                 self._running.discard(process)
         if process.returncode == 0:
             return None
-        lines = [line.strip() for line in said.partition("\nUsage:")[0].splitlines()]
+        said = said.partition("\nUsage:")[0].partition("\nFor more information,")[0]
+        lines = [line.strip() for line in said.splitlines()]
         reason = "; ".join(line for line in lines if line) or f"exit code {process.returncode}"
         return reason.removeprefix("error: ").removeprefix("tasuki bench serve: ")
 

@@ -178,10 +178,11 @@ def _run(
     from tasuki.bench.sweep_state import SweepState
     from tasuki.launch.supervisor import say
     from tasuki.models.cache import exclusive
-    from tasuki.models.fetch import model_path, resolve_model
+    from tasuki.models.fetch import may_be_fetched, model_path, resolve_model
 
     plan = read_sweep(file, flags, goal)
-    tokenizer = model_path(plan.model) if dry_run else resolve_model(plan.model)
+    absent = dry_run and may_be_fetched(plan.model)
+    tokenizer = model_path(plan.model) if absent else resolve_model(plan.model)
     end_like_interrupted()
     try:
         check_loads(plan, tokenizer)

@@ -305,6 +305,8 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())
         raise BenchError(f"{file} is no YAML: {problem}") from error
+    if content is None:
+        raise BenchError(f"{file} is empty: write settings, such as loads:")
     if not isinstance(content, dict):
         raise BenchError(f"{file} holds a {type(content).__name__}: write settings, such as loads:")
     return content

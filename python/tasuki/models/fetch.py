@@ -20,6 +20,7 @@ __all__ = [
     "FetchError",
     "config_folder",
     "list_models",
+    "may_be_fetched",
     "model_path",
     "refuse_absent",
     "resolve_model",
@@ -45,13 +46,18 @@ def resolve_model(name: str) -> Path:
     refuse_absent(name)
 
 
+def may_be_fetched(name: str) -> bool:
+    """Whether a name is of a model that need not be on this machine."""
+    return name.lower() in default_model.ALIASES or hub.is_hub_id(name)
+
+
 def refuse_absent(name: str) -> NoReturn:
     """Say why there is no folder of this model on this machine, and what helps.
 
     Raises:
         FetchError: Always.
     """
-    if name.lower() in default_model.ALIASES or hub.is_hub_id(name):
+    if may_be_fetched(name):
         raise FetchError(f"{name} is not on this machine: run `tasuki model fetch {name}`")
     raise FetchError(
         f"no model {name!r}: give {DEFAULT_MODEL!r}, a folder that holds a config.json, "
