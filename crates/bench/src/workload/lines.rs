@@ -8,12 +8,14 @@ use serde::de::DeserializeOwned;
 
 use crate::error::PlanError;
 
-/// Every line that is not blank, made of its JSON by `read`.
+/// Every line that is not blank, made of its JSON by `read`. `wanted`: what a line is, for the error
+/// where it is something else.
 ///
 /// # Errors
 /// [`PlanError::File`]; [`PlanError::Line`] for what is no such JSON or what `read` refuses.
 pub fn read_lines<Raw: DeserializeOwned, Item>(
     path: &Path,
+    wanted: &str,
     mut read: impl FnMut(Raw) -> Result<Item, String>,
 ) -> Result<Vec<Item>, PlanError> {
     let unreadable = |source| PlanError::File {
@@ -27,7 +29,13 @@ pub fn read_lines<Raw: DeserializeOwned, Item>(
         if line.trim().is_empty() {
             continue;
         }
-        let raw = serde_json::from_str(&line).map_err(|error| error.to_string());
+        let raw = serde_json::from_str(&line).map_err(|error| {
+            // It counts lines within this one.
+            let said = error.to_string();
+            let place = format!(" at line {} column {}", error.line(), error.column());
+            let reason = said.strip_suffix(&place).unwrap_or(&said);
+            format!("{reason} at column {}; {wanted}", error.column())
+        });
         items.push(raw.and_then(&mut read).map_err(|reason| PlanError::Line {
             path: path.to_owned(),
             line: number,

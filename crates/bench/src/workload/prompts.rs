@@ -54,7 +54,8 @@ impl Prompts {
         settings: &PromptsSettings,
         requests: Option<usize>,
     ) -> Result<Self, PlanError> {
-        let mut prompts = read_lines(&settings.file, |line: Line| {
+        let wanted = "a line is a JSON object with prompt, prompt_token_ids or messages";
+        let mut prompts = read_lines(&settings.file, wanted, |line: Line| {
             let output_tokens = line.output_tokens.unwrap_or(settings.output_tokens);
             if output_tokens == 0 {
                 return Err("output_tokens is 0; at least 1 is needed".to_owned());
@@ -193,6 +194,13 @@ mod tests {
         let text = said("{\"prompt_token_ids\": [1]}", chats());
         assert!(
             text.contains("line 1") && text.contains("/v1/completions"),
+            "{text}"
+        );
+        let text = said("{\"prompt\": \"a\"}\n{\"prompt\": 3}", making(0, 3));
+        assert!(
+            text.contains(
+                ", line 2: invalid type: integer `3`, expected a string at column 12; a line is a JSON"
+            ),
             "{text}"
         );
         for line in ["{}", "{\"prompt\": \"a\", \"prompt_token_ids\": [1]}"] {

@@ -20,7 +20,9 @@ struct Line {
 
 /// The records of a file, in its order.
 pub(super) fn read(path: &Path, block_tokens: u32) -> Result<Vec<Record>, PlanError> {
-    read_lines(path, |line: Line| {
+    let wanted = "a line is a JSON object with timestamp, input_length, output_length and hash_ids, \
+                  or else give another --trace-format";
+    read_lines(path, wanted, |line: Line| {
         let at_s = line.timestamp / 1e3;
         if !is_time(at_s) {
             return Err(format!(

@@ -131,6 +131,11 @@ fn broken_files_are_named_with_their_line() {
         said.contains("line 7") && said.contains("input_length"),
         "{said}"
     );
+    let said = message(&format!("{MOONCAKE}\n{{\"timest"), Mooncake);
+    assert!(
+        said.contains(", line 7: EOF while parsing a string at column 8; a line is a JSON object"),
+        "{said}"
+    );
     let said = message("TIMESTAMP,ContextTokens\nx,1\n", Azure);
     assert!(
         said.contains("line 2") && said.contains("GeneratedTokens"),
