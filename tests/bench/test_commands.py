@@ -39,9 +39,16 @@ def test_a_load_is_a_name_and_options() -> None:
     }
 
 
-@pytest.mark.parametrize("said", ["", "chat 'open", "chat stray --rate 1"])
-def test_a_load_of_another_form_is_refused(said: str) -> None:
-    with pytest.raises(BenchError, match="--load"):
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ("", "--load is '': begin with a name"),
+        ("chat 'open", "--load is .*: No closing quotation"),
+        ("chat stray --rate 1", "--load chat: 'stray' is no option"),
+    ],
+)
+def test_a_load_of_another_form_is_refused(said: str, says: str) -> None:
+    with pytest.raises(BenchError, match=says):
         parse_load(said)
 
 

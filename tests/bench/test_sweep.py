@@ -269,8 +269,17 @@ def test_another_sweep_in_the_folder_is_refused_unless_fresh(
 
 
 def test_a_broken_sweep_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text("[]")
-    with pytest.raises(BenchError, match=r"sweep.json cannot be read"):
+    file = tmp_path / "sweep.json"
+    for text in ("[]", "{}", '{"points": 3}', '{"points": {"1m/a": 3}}'):
+        file.write_text(text)
+        with pytest.raises(BenchError, match=r"sweep.json is no sweep's: choose another --output,"):
+            sweep(FakeSystem(), tmp_path)
+    file.write_text("{")
+    with pytest.raises(BenchError, match=r"sweep.json cannot be read \(Expecting property name"):
+        sweep(FakeSystem(), tmp_path)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(BenchError, match=r"sweep.json cannot be read \(Is a directory\): choose"):
         sweep(FakeSystem(), tmp_path)
 
 

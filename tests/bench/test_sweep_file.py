@@ -130,6 +130,11 @@ def test_plain_words_are_read_as_yaml_1_2(tmp_path: Path) -> None:
     }
 
 
+def test_a_search_may_have_the_arguments_of_a_load_that_has_none(tmp_path: Path) -> None:
+    plan = read(tmp_path, "workers: 1\ngoodput: {slo: ttft=1s, arguments: {}}")
+    assert plan.goal is not None and plan.goal.options == {}
+
+
 def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
     text = "workers: 1\nloads: [{name: a}, {name: b, arguments: {seed: 7}}, {name: c}]"
     seeds = [load.options["seed"] for load in read(tmp_path, text).loads]

@@ -266,9 +266,12 @@ def parse_load(said: str) -> dict[str, Any]:
         BenchError: It does not begin with a name, or a word is nobody's value.
     """
     try:
-        name, *rest = shlex.split(said)
+        rest = shlex.split(said)
     except ValueError as error:
-        raise BenchError(f"--load is {said!r}: {error or 'begin with a name'}") from error
+        raise BenchError(f"--load is {said!r}: {error}") from error
+    if not rest:
+        raise BenchError(f"--load is {said!r}: begin with a name")
+    name = rest.pop(0)
     arguments: dict[str, Any] = {}
     while rest:
         word = rest.pop(0)

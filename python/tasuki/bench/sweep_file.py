@@ -94,7 +94,7 @@ class GoodputEntry(_Strict):
 
     slo: str
     load: str | None = None
-    arguments: Options = {}
+    arguments: Options | None = None
     attainment: float | None = None
     confidence: float | None = None
     precision: float | None = None
@@ -252,7 +252,9 @@ def _goal(sweep: SweepFile) -> Goal | None:
     entry = sweep.goodput
     if entry is None:
         return None
-    arguments = entry.arguments or _arguments_of(entry.load, sweep.loads)
+    arguments = entry.arguments
+    if arguments is None:
+        arguments = _arguments_of(entry.load, sweep.loads)
     options = _options(arguments, "goodput", _LOAD_ITSELF)
     return Goal(
         slo=entry.slo,

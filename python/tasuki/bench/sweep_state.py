@@ -119,7 +119,10 @@ def _read(file: Path) -> dict[str, PointState]:
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return {key: PointState(**state) for key, state in content["points"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise BenchError(
-            f"{file} cannot be read ({error}): choose another --output, or remove it"
+            f"{file} cannot be read ({reason}): choose another --output, or remove it"
         ) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BenchError(f"{file} is no sweep's: choose another --output, or remove it") from error
