@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plot_synthetic import batch_result, serve_result
+from plot_synthetic import batch_result, serve_result, steps_result
 
 from tasuki.plot.errors import PlotError, ResultFileError
 from tasuki.plot.load import Source, load
+
+FIXTURES = Path(__file__).parent / "fixtures"
 
 
 def written(folder: Path, content: str | dict[str, Any], name: str = "bad.json") -> Path:
@@ -65,6 +67,39 @@ def test_text_in_a_column(tmp_path: Path) -> None:
     data = serve_result("1p1d", 1, 1, 0, 4.0, count=25)
     data["requests"]["first_s"][2] = "soon"
     assert refused(written(tmp_path, data)) == "requests.first_s should hold numbers, holds 'soon'"
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value", "says"),
+    [
+        ("chunk_s", 2, None, "requests.chunk_s should hold numbers, holds None"),
+        ("chunk_tokens", 1, None, "requests.chunk_tokens should hold numbers, holds None"),
+        ("chunk_tokens", 1, 1e300, "requests.chunk_tokens should hold numbers of at most 1e+07, "),
+        ("first_s", None, 10**400, "requests.first_s should hold numbers, holds 10000000000"),
+    ],
+    ids=["no time", "no count", "too many", "too large"],
+)
+def test_numbers_that_no_run_has(
+    tmp_path: Path, column: str, row: int | None, value: float | None, says: str
+) -> None:
+    data = serve_result("1p1d", 1, 1, 0, 4.0, count=25)
+    values = data["requests"][column]
+    (values if row is None else values[row])[0] = value
+    assert refused(written(tmp_path, data)).startswith(says)
+
+
+def test_a_gap_of_another_tool_that_is_not_known(tmp_path: Path) -> None:
+    data = json.loads((FIXTURES / "vllm" / "detailed.json").read_text())
+    data["itls"][0][1] = None
+    assert refused(written(tmp_path, data)) == "itls should hold numbers, holds None"
+
+
+def test_a_step_that_takes_no_time_is_refused(tmp_path: Path) -> None:
+    data = steps_result()
+    data["decode"][1]["seconds"] = 0
+    assert refused(written(tmp_path, data)) == "decode[1].seconds should be above 0, is 0"
+    data["decode"][1]["seconds"] = 10**400
+    assert "of at most 1e+24" in refused(written(tmp_path, data))
 
 
 def test_a_named_file_that_is_no_result(tmp_path: Path) -> None:

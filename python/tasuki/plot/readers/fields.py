@@ -10,6 +10,10 @@ from typing import Any
 from tasuki.plot.errors import ResultFileError
 from tasuki.plot.run import Stats
 
+# Larger numbers are no measurement, and overflow in sums; nanoseconds since 1970 are 2e18.
+_LARGEST = 1e24
+MOST_TOKENS = 1e7  # of an answer; the gaps between them are a list
+
 
 class Fields:
     """A JSON object of a result file.
@@ -29,9 +33,8 @@ class Fields:
         return f"{self._where}.{key}" if self._where else key
 
     def _wrong(self, key: str, wanted: str) -> ResultFileError:
-        found = repr(self.data.get(key))
-        short = found if len(found) <= 40 else found[:37] + "..."
-        return ResultFileError(self.path, f"{self._name(key)} should be {wanted}, is {short}")
+        found = _short(self.data.get(key))
+        return ResultFileError(self.path, f"{self._name(key)} should be {wanted}, is {found}")
 
     def number(self, key: str) -> float | None:
         """A finite number; None where it is absent, null, infinite or not a number."""
@@ -40,7 +43,11 @@ class Fields:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "a number")
-        return float(value) if math.isfinite(value) else None
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if abs(value) > _LARGEST:
+            raise self._wrong(key, f"a number of at most {_LARGEST:g}")
+        return float(value)
 
     def count(self, key: str) -> int | None:
         """A whole number; None where it is absent or null."""
@@ -52,6 +59,13 @@ class Fields:
         value = self.number(key)
         if value is None:
             raise ResultFileError(self.path, f"{self._name(key)} is missing")
+        return value
+
+    def above_zero(self, key: str) -> float:
+        """A number above 0 without which the file says nothing."""
+        value = self.need(key)
+        if value * _LARGEST < 1.0:
+            raise self._wrong(key, "above 0")
         return value
 
     def text(self, key: str) -> str:
@@ -96,42 +110,57 @@ class Fields:
             raise ResultFileError(self.path, f"{name} has {len(values)} entries, not {length}")
         return [None] * length
 
-    def numbers(self, key: str, length: int | None = None) -> list[Any]:
+    def numbers(self, key: str, length: int | None = None, most: float = _LARGEST) -> list[Any]:
         """A list of numbers, None among them where a number is not known.
 
         Args:
             key: Its name.
             length: As for `column`.
+            most: A larger one, either sign, is refused.
         """
-        values = self.column(key, length)
-        self._check_numbers(key, values)
-        return values
+        return [self._listed(key, value, most) for value in self.column(key, length)]
 
-    def number_lists(self, key: str, length: int | None = None) -> list[list[Any]]:
-        """A list of lists of numbers; null is an empty one.
+    def number_lists(
+        self, key: str, length: int | None = None, most: float = _LARGEST
+    ) -> list[list[float]]:
+        """A list of lists of numbers, all of them known; null is an empty one.
 
         Args:
             key: Its name.
             length: As for `column`.
+            most: As for `numbers`.
         """
-        values = [value or [] for value in self.column(key, length)]
-        for value in values:
-            if not isinstance(value, list):
+        lists = []
+        for values in self.column(key, length):
+            if values is not None and not isinstance(values, list):
                 raise self._wrong(key, "a list of lists of numbers")
-            self._check_numbers(key, value)
-        return values
+            known = [self._listed(key, value, most) for value in values or ()]
+            if None in known:
+                raise self._held(key, None)
+            lists.append([value for value in known if value is not None])
+        return lists
 
-    def _check_numbers(self, key: str, values: list[Any]) -> None:
-        if not all(value is None or isinstance(value, int | float) for value in values):
-            wrong = next(v for v in values if not (v is None or isinstance(v, int | float)))
-            raise ResultFileError(
-                self.path, f"{self._name(key)} should hold numbers, holds {wrong!r}"
-            )
+    def _listed(self, key: str, value: Any, most: float) -> float | None:
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > most:
+            raise self._held(key, value, most)
+        return float(value)
+
+    def _held(self, key: str, value: Any, most: float = _LARGEST) -> ResultFileError:
+        limit = "" if most == _LARGEST else f" of at most {most:g}"
+        wanted = f"{self._name(key)} should hold numbers{limit}"
+        return ResultFileError(self.path, f"{wanted}, holds {_short(value)}")
 
     def stats(self, pattern: str) -> Stats:
         """Statistics under keys like "mean_ttft_ms", for the pattern "{}_ttft_ms"."""
         names = ("mean", "median", "std", "min", "max", "p90", "p95", "p99")
         return Stats(**{name: self.number(pattern.format(name)) for name in names})
+
+
+def _short(value: Any) -> str:
+    found = repr(value)
+    return found if len(found) <= 40 else found[:37] + "..."
 
 
 def divide(amount: float | None, by: float | None) -> float | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.plot.errors import ResultFileError
-from tasuki.plot.readers.fields import Fields, divide
+from tasuki.plot.readers.fields import MOST_TOKENS, Fields, divide
 from tasuki.plot.run import Load, Request, Run, Stats
 
 
@@ -145,7 +145,8 @@ def _requests(fields: Fields) -> Iterator[Request]:
     count = len(ttfts)
     gaps, errors = fields.number_lists("itls", count), fields.column("errors", count)
     starts = fields.numbers("start_times", count)
-    inputs, outputs = fields.numbers("input_lens", count), fields.numbers("output_lens", count)
+    inputs = fields.numbers("input_lens", count)
+    outputs = fields.numbers("output_lens", count, MOST_TOKENS)
     begin = min((start for start in starts if start is not None), default=0.0)
     for i, ttft in enumerate(ttfts):
         sent_s = 0.0 if starts[i] is None else starts[i] - begin

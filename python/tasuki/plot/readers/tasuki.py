@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.plot.errors import ResultFileError
-from tasuki.plot.readers.fields import Fields, divide
+from tasuki.plot.readers.fields import MOST_TOKENS, Fields, divide
 from tasuki.plot.run import (
     BatchRow,
     BatchTable,
@@ -152,7 +152,7 @@ def _requests(columns: Fields) -> Iterator[Request]:
     inside = columns.inner("phases")
     phases = {key: inside.numbers(key, count) for key in inside.data}
     chunk_s = columns.number_lists("chunk_s", count)
-    chunk_tokens = columns.number_lists("chunk_tokens", count)
+    chunk_tokens = columns.number_lists("chunk_tokens", count, MOST_TOKENS)
     in_window, errors = columns.column("in_window", count), columns.column("error", count)
     names = ("due_s", "sent_s", "first_s", "second_s", "end_s", "input_tokens", "output_tokens")
     plain = {name: columns.numbers(name, count) for name in names}
@@ -225,7 +225,9 @@ def _steps(fields: Fields, label: str) -> StepTables:
     sizes = {"prefill": ("tokens", 1.0), "decode": ("batch", 1.0), "transfer": ("bytes", 1e6)}
     tables = {
         name: tuple(
-            StepRow(row.need(size) / unit, row.count("context") or 0, row.need("seconds"))
+            StepRow(
+                row.above_zero(size) / unit, row.count("context") or 0, row.above_zero("seconds")
+            )
             for row in fields.rows(name)
         )
         for name, (size, unit) in sizes.items()
