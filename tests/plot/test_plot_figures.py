@@ -164,6 +164,7 @@ def test_the_chosen_load_is_the_middle_one_that_all_have() -> None:
     assert len(chosen([named, unnamed], "")) == 2, "lengths tell the unnamed workload"
     with pytest.raises(PlotError, match="--load 9/s: there is no such load, only 1/s, 2/s, "):
         chosen(runs, "9/s")
+    assert chosen([], "9/s") == [], "the figure says what it needs"
 
 
 def test_load_shows_latency_and_throughput_against_the_rate(sweep: Results) -> None:

@@ -88,6 +88,12 @@ def test_numbers_that_no_run_has(
     assert refused(written(tmp_path, data)).startswith(says)
 
 
+def test_a_machine_may_be_told_in_numbers(tmp_path: Path) -> None:
+    data = serve_result("1p1d", 1, 1, 0, 4.0, count=25)
+    data["machine"]["gpus"] = [1, None]
+    assert load([Source(written(tmp_path, data))]).runs[0].machine == "1, None"
+
+
 def test_a_gap_of_another_tool_that_is_not_known(tmp_path: Path) -> None:
     data = json.loads((FIXTURES / "vllm" / "detailed.json").read_text())
     data["itls"][0][1] = None

@@ -89,7 +89,7 @@ def chosen(runs: Sequence[Run], load: str) -> list[Run]:
         PlotError: No run has that load.
     """
     texts = dict.fromkeys(run.load.text for run in sorted(runs, key=lambda r: r.load.order))
-    if load and load not in texts:
+    if load and texts and load not in texts:
         raise PlotError(f"--load {load}: there is no such load, only {', '.join(texts)}")
     order = list(texts)
     at: dict[tuple[str, str], dict[str, Run]] = {}

@@ -90,7 +90,7 @@ def _serve(fields: Fields, label: str) -> Run:
         label=label,
         workload=workload_text(fields.inner("workload").data),
         model=fields.text("model"),
-        machine=", ".join(dict.fromkeys(machine.column("gpus"))) or machine.text("cpu"),
+        machine=", ".join(dict.fromkeys(map(str, machine.column("gpus")))) or machine.text("cpu"),
         load=_load(fields.inner("arrival")),
         topology=_topology(fields),
         duration_s=metrics.number("duration_s"),
