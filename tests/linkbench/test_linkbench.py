@@ -95,6 +95,24 @@ def test_a_result_is_read_again_compared_and_drawn(measured: Measured, tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (None, "rows that are none of this command: measure it again"),
+        ([3], "rows that are none"),
+        ([{"payload_bytes": 65_536}], "rows that are none"),
+        ([{"payload_bytes": 9, "block_bytes": 9, "bytes_per_s": None}], "rows that are none"),
+        ([{"payload_bytes": 9, "block_bytes": 8, "bytes_per_s": 0}], "a rate of 0 bytes/s for 9 b"),
+    ],
+)
+def test_a_baseline_without_rates_is_refused(rows: object, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "link.json"
+    saved = report.result(Measured([Row(Point(4096, 16), (1.0,), (0.1,))]), SETUP)
+    write_result(path, {**saved, "rows": rows})
+    with pytest.raises(LinkbenchError, match=says):
+        report.read_baseline(path, POINTS, SETUP)
+
+
+@pytest.mark.parametrize(
     ("setup", "says"),
     [
         (Setup(transport="shm"), "with transport nixl-ucx, this run uses transport shm"),

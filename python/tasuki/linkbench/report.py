@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,18 @@ def read_baseline(path: Path, points: Sequence[Point], setup: Setup) -> Baseline
                 f"--against {path} was measured with {_text(name, saved.get(name))}, this run uses"
                 f" {_text(name, now)}: repeat it with the same, or compare with another file"
             )
-    rates = {_key(row): float(row["bytes_per_s"]) for row in saved["rows"]}
+    try:
+        rates = {_key(row): float(row["bytes_per_s"]) for row in saved["rows"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise LinkbenchError(
+            f"--against {path} has rows that are none of this command: measure it again (--save)"
+        ) from error
+    for (payload, block), rate in rates.items():
+        if not 0.0 < rate < math.inf:
+            raise LinkbenchError(
+                f"--against {path} has a rate of {rate:g} bytes/s for {payload} bytes in blocks of"
+                f" {block}: measure it again (--save)"
+            )
     if not any((point.payload_bytes, point.block_bytes) in rates for point in points):
         raise LinkbenchError(
             f"--against {path} has none of these payloads and blocks: measure the same ones"
