@@ -14,7 +14,8 @@ impl Line {
     /// will take it, or none could for so long that it is let in and its machine says why.
     ///
     /// One that is too large for the workers that are up waits for the others, and holds up no
-    /// smaller one meanwhile. Nor does one for an adapter whose workers are all `awaited`.
+    /// smaller one meanwhile. Nor does one for an adapter whose workers are all `awaited`: others
+    /// before it wait for room there. `since`: of `nowhere_since`, before the first call of a turn.
     pub(super) fn next(
         &mut self,
         config: &AdmissionConfig,

@@ -1,5 +1,8 @@
 //! Requests for adapters that wait for room on the workers that have these, and those behind them.
 
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
 use super::*;
 use crate::fleet::{LoadReport, WorkerInfo};
 use crate::testing::info;
@@ -139,4 +142,56 @@ fn one_whose_worker_is_down_waits_no_longer_behind_one_whose_worker_is_full() {
         let now = Duration::from_secs(seconds);
         assert_eq!(let_in(&mut admission, now, &fleet), expected, "{seconds} s");
     }
+}
+
+/// Adapters of workers and requests, room and new requests at random: each that is let in leaves
+/// alone what requests before it wait for, and all are let in once there is room.
+#[test]
+fn random_requests_take_no_room_from_those_before_them() {
+    const NAMES: [&str; 3] = ["x", "y", "z"];
+    tasuki_searches::run(300, &[], |seed| {
+        let mut random = StdRng::seed_from_u64(seed);
+        let sets: Vec<Vec<&str>> = (0..random.random_range(2..6))
+            .map(|at| {
+                let has = |_: &&str| at == 0 || random.random_range(0..3) == 0;
+                NAMES.into_iter().filter(has).collect()
+            })
+            .collect();
+        let workers: Vec<_> = sets.iter().map(|set| (&set[..], FULL, BLOCKS)).collect();
+        let (mut fleet, keys) = fleet(&workers);
+        let mut admission = Admission::new(AdmissionConfig::default());
+        let mut waiting: Vec<(EntrantId, RequestView)> = Vec::new();
+        for _ in 0..30 {
+            let adapter = ["", "", "x", "y", "z"][random.random_range(0..5)];
+            let tokens = [50, 5_000][random.random_range(0..2)];
+            let [id] = enter(&mut admission, &fleet, [(adapter, tokens)]);
+            let view = RequestView {
+                adapter: (!adapter.is_empty()).then(|| adapter.into()),
+                ..RequestView::new(tokens, 10)
+            };
+            waiting.push((id, view));
+            let key = keys[random.random_range(0..keys.len())];
+            let tokens = [0, 1_000, FULL][random.random_range(0..3)];
+            report(
+                &mut fleet,
+                key,
+                tokens,
+                [10, BLOCKS][random.random_range(0..2)],
+            );
+            for id in let_in(&mut admission, NOW, &fleet) {
+                let at = waiting.iter().position(|(of, _)| *of == id);
+                let (_, view) = waiting.remove(at.expect("it waits"));
+                for (before, other) in waiting.iter().take_while(|(before, _)| *before < id) {
+                    let awaited = fleet.only(other);
+                    let awaited = awaited.unwrap_or_else(|| panic!("{id:?} passes {before:?}"));
+                    assert!(!fleet.places_on(&view, awaited), "{id:?} passes {before:?}");
+                }
+            }
+        }
+        for key in keys {
+            report(&mut fleet, key, 0, BLOCKS);
+        }
+        let rest: Vec<_> = waiting.into_iter().map(|(id, _)| id).collect();
+        assert_eq!(let_in(&mut admission, NOW, &fleet), rest);
+    });
 }
