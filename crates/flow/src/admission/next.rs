@@ -1,4 +1,4 @@
-//! Which one of those that wait is next.
+//! Which one of those that wait is next, and whether there is room for it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -56,5 +56,18 @@ impl Line {
             }
         }
         None
+    }
+
+    /// Whether the placement that a request would get now has room for it.
+    pub(super) fn has_room(&self, config: &AdmissionConfig, forecast: &Forecast) -> bool {
+        let token_s = self.tpot.p95_of(forecast.split, forecast.step_s);
+        let too_slow = config.tpot.is_some_and(|tpot| token_s > tpot.as_secs_f64());
+        let ahead = config
+            .ttft
+            .map_or(config.ahead, |ttft| config.ahead.min(ttft / 4));
+        forecast.idle
+            || forecast.missing_tokens == 0.0
+                && !too_slow
+                && self.ttft.of(forecast.split, forecast.wait_s) <= ahead.as_secs_f64()
     }
 }
