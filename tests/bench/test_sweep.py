@@ -268,6 +268,19 @@ def test_another_sweep_in_the_folder_is_refused_unless_fresh(
     assert results == set(system.names)
 
 
+@pytest.mark.parametrize("key", ["../other", "1m/../../other", "{outside}"])
+def test_fresh_removes_nothing_outside_the_folder(tmp_path: Path, key: str) -> None:
+    folder, outside = tmp_path / "sweep", tmp_path / "other.json"
+    outside.touch()
+    sweep(FakeSystem(), folder)
+    before = (folder / "sweep.json").read_text()
+    named = key.format(outside=outside.with_suffix(""))
+    (folder / "sweep.json").write_text(before.replace('"2m/b": {', f'"{named}": {{'))
+    with pytest.raises(BenchError, match=r"result is .*other.json, outside its folder: choose"):
+        sweep(FakeSystem(), folder, fresh=True)
+    assert outside.exists() and (folder / "1p1d" / "a.json").exists()
+
+
 def test_a_broken_sweep_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "sweep.json"
     for text in ("[]", "{}", '{"points": 3}', '{"points": {"1m/a": 3}}'):

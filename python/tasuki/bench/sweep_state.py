@@ -60,8 +60,15 @@ class SweepState:
         self.points = {p.key: PointState(plan.fingerprint(p)) for p in plan.all_points()}
         before = _read(folder / FILE)
         if fresh:
-            for key in before:
-                _result_path(folder, key).unlink(missing_ok=True)
+            paths = [_result_path(folder, key) for key in before]
+            for path in paths:
+                if not path.resolve().is_relative_to(folder.resolve()):
+                    raise BenchError(
+                        f"{folder / FILE} has a point whose result is {path}, outside its folder: "
+                        "choose another --output, or remove the file"
+                    )
+            for path in paths:
+                path.unlink(missing_ok=True)
             return
         for key, old in before.items():
             now = self.points.get(key)
