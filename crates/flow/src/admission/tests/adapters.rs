@@ -53,13 +53,7 @@ fn enter<const N: usize>(
             adapter: (!adapter.is_empty()).then(|| adapter.into()),
             ..RequestView::new(prompt_tokens, 10)
         };
-        let entrant = Entrant {
-            view,
-            tenant: "a".into(),
-            priority: 0,
-            arrived: NOW,
-        };
-        admission.enter(entrant, fleet)
+        admission.enter(entrant("a", view), fleet)
     })
 }
 

@@ -15,6 +15,16 @@ use crate::Fleet as _;
 use crate::leg::LegKind;
 use crate::testing::leg_spec;
 
+/// A tenant's request, there from the beginning.
+fn entrant(tenant: &str, view: RequestView) -> Entrant {
+    Entrant {
+        view,
+        tenant: tenant.into(),
+        priority: 0,
+        arrived: Duration::ZERO,
+    }
+}
+
 const TTFT_S: f64 = 2.0;
 const TPOT_S: f64 = 0.025;
 
@@ -220,13 +230,7 @@ fn crowded(config: AdmissionConfig) -> (World, Entrant) {
             .fleet
             .on_dispatched(key, &leg_spec(LegKind::Colocated, 4_000, 100));
     }
-    let entrant = Entrant {
-        view: RequestView::new(100, 10),
-        tenant: "a".into(),
-        priority: 0,
-        arrived: Duration::ZERO,
-    };
-    (world, entrant)
+    (world, entrant("a", RequestView::new(100, 10)))
 }
 
 #[test]

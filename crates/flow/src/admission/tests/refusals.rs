@@ -31,13 +31,8 @@ fn busy_for(seconds: f64) -> FleetState {
     fleet
 }
 
-fn entrant(tenant: &str, prompt_tokens: u32) -> Entrant {
-    Entrant {
-        view: RequestView::new(prompt_tokens, 10),
-        tenant: tenant.into(),
-        priority: 0,
-        arrived: Duration::ZERO,
-    }
+fn with_prompt(tenant: &str, prompt_tokens: u32) -> Entrant {
+    entrant(tenant, RequestView::new(prompt_tokens, 10))
 }
 
 #[test]
@@ -48,12 +43,12 @@ fn a_request_that_waits_is_refused_once_its_own_prompt_alone_is_too_late() {
     };
     let fleet = busy_for(2.0);
     let mut admission = Admission::new(config);
-    let id = admission.enter(entrant("a", 100), &fleet);
+    let id = admission.enter(with_prompt("a", 100), &fleet);
     assert_eq!(admission.settle(Duration::ZERO, &fleet), []);
     let before = Entrant {
         priority: -1,
         arrived: Duration::from_millis(6_400),
-        ..entrant("a", 100)
+        ..with_prompt("a", 100)
     };
     admission.enter(before, &fleet);
     assert_eq!(admission.settle(Duration::from_millis(6_500), &fleet), []);
@@ -73,7 +68,7 @@ fn a_quarter_of_the_objective_may_be_before_a_prompt_in_a_worker() {
     for (wait_s, lets_in) in [(0.2, 1), (0.3, 0)] {
         let fleet = busy_for(wait_s);
         let mut admission = Admission::new(config);
-        admission.enter(entrant("a", 100), &fleet);
+        admission.enter(with_prompt("a", 100), &fleet);
         let verdicts = admission.settle(Duration::ZERO, &fleet);
         assert_eq!(verdicts.len(), lets_in, "{wait_s}: {verdicts:?}");
     }
@@ -89,7 +84,7 @@ fn a_refusal_says_whose_work_is_before_it_and_when_to_come_back() {
     for (other, over_share) in [("a", false), ("b", true)] {
         let (world, _) = crowded(config);
         let mut admission = Admission::new(config);
-        let mut enter = |tenant| admission.enter(entrant(tenant, 90_000), &world.fleet);
+        let mut enter = |tenant| admission.enter(with_prompt(tenant, 90_000), &world.fleet);
         enter(other);
         for _ in 0..49 {
             enter("a");

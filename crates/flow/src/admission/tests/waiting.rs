@@ -84,13 +84,7 @@ fn behind_a_long_one() -> (FleetState, [WorkerKey; 2], Admission, [EntrantId; 3]
     });
     let mut admission = Admission::new(AdmissionConfig::default());
     let ids = [5_000, 100, 6_000].map(|prompt_tokens| {
-        let entrant = Entrant {
-            view: RequestView::new(prompt_tokens, 10),
-            tenant: "a".into(),
-            priority: 0,
-            arrived: Duration::ZERO,
-        };
-        admission.enter(entrant, &fleet)
+        admission.enter(entrant("a", RequestView::new(prompt_tokens, 10)), &fleet)
     });
     assert_eq!(admission.settle(Duration::ZERO, &fleet), []);
     (fleet, keys, admission, ids)
@@ -140,13 +134,7 @@ fn a_request_whose_only_worker_that_serves_it_whole_is_down_holds_nobody_up() {
             indivisible,
             ..RequestView::new(100, 10)
         };
-        let entrant = Entrant {
-            view,
-            tenant: "a".into(),
-            priority: 0,
-            arrived: Duration::ZERO,
-        };
-        admission.enter(entrant, &fleet)
+        admission.enter(entrant("a", view), &fleet)
     });
     fleet.leave(keys[0]);
     let verdicts = admission.settle(Duration::ZERO, &fleet);
@@ -183,15 +171,8 @@ fn a_request_whose_adapter_or_engine_is_down_holds_nobody_up() {
             },
         );
         let mut admission = Admission::new(AdmissionConfig::default());
-        let ids = [view.clone(), RequestView::new(100, 10)].map(|view| {
-            let entrant = Entrant {
-                view,
-                tenant: "a".into(),
-                priority: 0,
-                arrived: Duration::ZERO,
-            };
-            admission.enter(entrant, &fleet)
-        });
+        let ids = [view.clone(), RequestView::new(100, 10)]
+            .map(|view| admission.enter(entrant("a", view), &fleet));
         if drains {
             fleet.drain(WorkerId(0), DrainReason::Asked);
         } else {
