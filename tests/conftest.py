@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 # Children inherit these; set before torch is imported anywhere.
@@ -147,5 +148,5 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             children = process.descendants()
             process.kill()
             for child in children:
-                if child.is_running():
+                with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()

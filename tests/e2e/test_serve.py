@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.client import Client
-from support.processes import Process, environment
+from support.processes import Process, environment, has_ended
 from support.serving import (
     START_DEADLINE_S,
     Serve,
@@ -118,7 +118,7 @@ def test_serves_restarts_and_leaves_nothing_behind(serve: Serve, tiny_model: Pat
         process.signal(signal.SIGINT)
         assert len(last.result(60).tokens) == 400
     assert process.wait(deadline_s=30) == 0, process.tail()
-    assert not [child for child in children if child.is_running() and not is_zombie(child)]
+    assert all(map(has_ended, children)), children
     kept = re.search(r"^tasuki: logs kept in (.*)$", process.output(), re.M)
     assert kept is not None, process.output()
     assert (Path(kept[1]) / "decode-0.log").read_text().count("--- decode-0 started") == 2
@@ -141,23 +141,13 @@ def idle_shares(process: Process, window_s: float) -> dict[str, float]:
     return shares
 
 
-def is_zombie(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def test_killed_launcher_takes_its_children_along(serve: Serve, tiny_model: Path) -> None:
     process = serve("--model", str(tiny_model), "--dtype", "float32", "--mixed", "1")
     wait_for_url(process)
     children = process.descendants()
     assert len(children) >= 2
     os.kill(process.pid, signal.SIGKILL)
-    until(
-        lambda: not [c for c in children if c.is_running() and not is_zombie(c)],
-        "children gone with their launcher",
-    )
+    until(lambda: all(map(has_ended, children)), "children gone with their launcher")
 
 
 def test_unsupported_model_ends_with_the_workers_own_error(

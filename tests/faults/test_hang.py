@@ -18,7 +18,7 @@ from support.crowd import Crowd
 from support.deployment import Deployment, Options
 from support.faulty_worker import FAULT_LINE
 from support.pace import Pace
-from support.processes import further_ranks
+from support.processes import further_ranks, has_ended
 from support.reference import Reference
 from support.waiting import until
 
@@ -104,5 +104,5 @@ def test_a_rank_that_hangs(
     until_ended_by_watchdog(system, "mixed-0")
     answers = crowd.finish()
     assert sum(a.timings["replacements"] for a in answers if a.timings) > 0
-    until(lambda: not rank.is_running(), "the end of the frozen rank", deadline_s=END_S)
+    until(lambda: has_ended(rank), "the end of the frozen rank", deadline_s=END_S)
     system.restore()

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
+from support.processes import has_ended
 
 from tasuki.launch.backoff import BackoffPolicy
 from tasuki.launch.errors import LaunchError
@@ -275,17 +277,10 @@ def test_children_die_with_a_killed_launcher() -> None:
     command = [sys.executable, "-c", LAUNCHER, FOLLOWER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
-        pid = int(launcher.stdout.readline())
-        assert is_alive(pid)
+        child = psutil.Process(int(launcher.stdout.readline()))
         launcher.kill()
 
-    def gone() -> bool:
-        try:  # an orphan may stay a zombie where nobody reaps
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except FileNotFoundError:
-            return True
-
-    eventually(gone)
+    eventually(lambda: has_ended(child))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from support.processes import has_ended
 from support.waiting import until
 from typer.testing import CliRunner
 
@@ -159,10 +160,11 @@ signal.pause()
     words = [sys.executable, "-c", code]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
-        source, port = map(int, reader.stdout.readline().split())
-        assert psutil.pid_exists(source) and port > 0
+        number, port = map(int, reader.stdout.readline().split())
+        source = psutil.Process(number)
+        assert port > 0
         reader.terminate()
-    until(lambda: not psutil.pid_exists(source), "the end of the source")
+    until(lambda: has_ended(source), "the end of the source")
 
 
 def test_ctrl_c_is_for_the_reader_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import psutil
 
 from support.namespace import Namespace
-from support.processes import REPOSITORY, Process, environment
+from support.processes import REPOSITORY, Process, environment, has_ended
 from support.waiting import until
 
 SETTINGS = ("--dtype", "float32", "--device", "cpu", "--kv-memory", "8MB")
@@ -77,7 +78,7 @@ class RayCluster:
         except subprocess.TimeoutExpired:
             self._process.kill()
         for each in family:
-            if each.is_running():
+            with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         self.namespace.close()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -113,7 +114,7 @@ def hosts_of_workers() -> dict[tuple[str, int], psutil.Process]:
 def await_end(processes: list[psutil.Process]) -> None:
     """Waits until none of them is left."""
     until(
-        lambda: not [p for p in processes if p.is_running() and p.status() != "zombie"],
+        lambda: all(map(has_ended, processes)),
         lambda: f"the end of {processes}",
         deadline_s=30,
     )

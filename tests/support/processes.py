@@ -60,6 +60,17 @@ def further_ranks(worker: str) -> list[psutil.Process]:
     return found
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it has; a zombie has: an orphan stays one where nobody reaps it.
+
+    It may end between two looks at it, then the second one raises.
+    """
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 class Process:
     """`python -m tasuki ARGUMENTS` in its own process group.
 

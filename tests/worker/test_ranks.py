@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from support.processes import Process
+from support.processes import Process, has_ended
 from support.waiting import until
 
 from tasuki.worker.config import WorkerConfig
@@ -46,10 +46,6 @@ def rank_of(process: Process) -> psutil.Process:
     return rank
 
 
-def is_gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 def test_a_rank_that_dies_ends_the_worker(worker: Process) -> None:
     rank_of(worker).kill()
     assert worker.wait() == 1
@@ -59,7 +55,7 @@ def test_a_rank_that_dies_ends_the_worker(worker: Process) -> None:
 def test_ranks_end_with_a_first_one_that_is_killed(worker: Process) -> None:
     rank = rank_of(worker)
     os.kill(worker.pid, signal.SIGKILL)
-    until(lambda: is_gone(rank), "rank 1 gone with the first one")
+    until(lambda: has_ended(rank), "rank 1 gone with the first one")
 
 
 def test_they_listen_on_this_machine_only_and_a_signal_to_all_ends_them_in_order(
@@ -71,7 +67,7 @@ def test_they_listen_on_this_machine_only_and_a_signal_to_all_ends_them_in_order
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
     os.killpg(worker.pid, signal.SIGTERM)
     assert worker.wait() == 0, worker.tail()
-    assert is_gone(rank)
+    assert has_ended(rank)
     assert "a rank has ended" not in worker.output()
 
 
