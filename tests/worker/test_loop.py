@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,11 +24,11 @@ from tasuki.engine.grammar import Grammar, GrammarSource
 from tasuki.engine.prefix_cache import PrefixCache
 from tasuki.engine.stats import EngineCounters
 from tasuki.v1 import worker_pb2 as pb
+from tasuki.worker import loop as loop_module
 from tasuki.worker import sessions as sessions_module
 from tasuki.worker.convert import role_at_start
 from tasuki.worker.grammar_pool import GrammarPool
 from tasuki.worker.loop import (
-    LOAD_AGE_S,
     Aborted,
     Closed,
     Command,
@@ -42,6 +43,8 @@ from tasuki.worker.loop import (
 )
 from tasuki.worker.sessions import Session
 from tasuki.worker.watchdog import Watchdog
+
+DEADLINE_S = 60.0
 
 
 class Engine:
@@ -99,7 +102,19 @@ class Handoffs:
         return None
 
 
+@pytest.fixture
+def no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a change is reported, however long a busy machine takes."""
+    monkeypatch.setattr(loop_module, "HEARTBEAT_S", 1e6)
+
+
 class Loop(EngineLoop):
+    reports = 0
+
+    def _report(self) -> None:
+        super()._report()
+        self.reports += 1
+
     def _engine_load(self) -> pb.Load:
         return pb.Load()
 
@@ -111,7 +126,7 @@ class Compiler:
         self.may = threading.Event()
 
     def compile(self, source: GrammarSource) -> Grammar:
-        assert self.may.wait(10)
+        assert self.may.wait(DEADLINE_S)
         raise GrammarError(f"no {source.text}")
 
 
@@ -131,9 +146,34 @@ def run(engine: Engine, *commands: Command) -> tuple[Handoffs, list[BaseExceptio
     info = pb.WorkerInfo(role=role_at_start("mixed"))
     loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog, no_grammars())
     loop.start()
-    loop.join(10)
+    loop.join(DEADLINE_S)
     assert not loop.is_alive()
     return handoffs, failures
+
+
+@contextlib.asynccontextmanager
+async def running(
+    engine: Engine,
+    *commands: Command,
+    handoffs: Handoffs | None = None,
+    watchdog: type[Watchdog] = Watchdog,
+    grammars: GrammarPool | None = None,
+) -> AsyncIterator[tuple[Loop, Callable[[Command], None]]]:
+    """An engine thread that has these commands, and what gives it more; it ends without failure."""
+    inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+    any_engine: Any = engine
+    any_handoffs: Any = handoffs or Handoffs()
+    failures: list[BaseException] = []
+    watch, pool = watchdog(lambda: 30.0, failures.append), grammars or no_grammars()
+    info = pb.WorkerInfo(role=role_at_start("mixed"))
+    loop = Loop(any_engine, any_handoffs, info, inbox, failures.append, watch, pool)
+    for command in commands:
+        inbox.put(command)
+    loop.start()
+    yield loop, inbox.put
+    inbox.put(Stop())
+    await asyncio.to_thread(loop.join, DEADLINE_S)
+    assert not failures and not loop.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -216,115 +256,88 @@ def test_a_role_of_an_older_epoch_is_ignored() -> None:
     assert held == [("start", 0), ("a", 5), ("a", 5), ("a", 5), ("b", 6)]
 
 
+@pytest.mark.usefixtures("no_heartbeat")
 def test_every_router_soon_knows_which_submits_the_load_counts() -> None:
     async def case() -> None:
         event_loop = asyncio.get_running_loop()
         asking, other = Session(event_loop), Session(event_loop)
-        inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        any_engine: Any = Engine()
-        handoffs: Any = Handoffs()
-        failures: list[BaseException] = []
-        watchdog = Watchdog(lambda: 30.0, failures.append)
-        info = pb.WorkerInfo(role=role_at_start("mixed"))
-        loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog, no_grammars())
-        inbox.put(Opened(asking))
-        inbox.put(Opened(other))
-        loop.start()
-        spec = RequestSpec("r", Leg.COLOCATED, [1], SamplingParams(seed=0, max_tokens=1))
-        inbox.put(Submitted(asking, spec, "", "", 0.0, number=7))
-        applied: dict[Session, int] = {}
-        async with asyncio.timeout(0.9):  # less than a heartbeat
-            for session in (asking, other):
-                while session not in applied or applied[asking] != 7:
-                    message = await session.queue.get()
-                    assert message is not None
-                    if message.HasField("step"):
-                        applied[session] = message.step.applied_submits
-        assert applied == {asking: 7, other: 0}
-        await asyncio.sleep(2 * LOAD_AGE_S)
-        messages(asking)
-        inbox.put(Wake())
-        await asyncio.sleep(2 * LOAD_AGE_S)
-        assert [m.HasField("step") for m in messages(asking)] == [True]
-        inbox.put(Stop())
-        await asyncio.to_thread(loop.join, 10)
-        assert not failures
+        async with running(Engine(), Opened(asking), Opened(other)) as (_, put):
+            spec = RequestSpec("r", Leg.COLOCATED, [1], SamplingParams(seed=0, max_tokens=1))
+            put(Submitted(asking, spec, "", "", 0.0, number=7))
+            applied: dict[Session, int] = {}
+            async with asyncio.timeout(DEADLINE_S):
+                for session in (asking, other):
+                    while session not in applied or applied[asking] != 7:
+                        message = await session.queue.get()
+                        assert message is not None
+                        if message.HasField("step"):
+                            applied[session] = message.step.applied_submits
+                assert applied == {asking: 7, other: 0}
+                assert messages(asking) == []
+                put(Wake())
+                message = await asking.queue.get()
+            assert message is not None and message.HasField("step")
+        assert messages(asking) == []
 
     asyncio.run(case())
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_only_a_worker_whose_step_is_late_is_silent(hangs: bool) -> None:
+def test_only_a_worker_whose_step_is_late_is_silent(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The watchdog counts the time for which an idle engine thread slept, too."""
+    monkeypatch.setattr(loop_module, "HEARTBEAT_S", 0.01)
 
     class Late(Watchdog):
         late = True
 
     async def case() -> bool:
-        session = Session(asyncio.get_running_loop())
-        inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        any_engine: Any = Engine()
-        any_engine.in_flight = hangs
-        handoffs: Any = Handoffs()
-        failures: list[BaseException] = []
-        watchdog, info = Late(lambda: 2.0, failures.append), pb.WorkerInfo()
-        loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog, no_grammars())
-        inbox.put(Opened(session))
-        loop.start()
-        await asyncio.sleep(3 * LOAD_AGE_S)
-        inbox.put(Stop())
-        await asyncio.to_thread(loop.join, 10)
-        assert not failures
+        session, engine = Session(asyncio.get_running_loop()), Engine()
+        engine.in_flight = hangs
+        async with running(engine, Opened(session), watchdog=Late) as (loop, _):
+            async with asyncio.timeout(DEADLINE_S):
+                while loop.reports < 3:
+                    await asyncio.sleep(0.01)
         return any(message.HasField("step") for message in messages(session))
 
     assert asyncio.run(case()) is not hangs
 
 
+@pytest.mark.usefixtures("no_heartbeat")
 def test_every_router_soon_knows_what_the_prefix_cache_holds() -> None:
     def store(engine: Engine, *numbers: int) -> None:
         for number in numbers:
             engine.cache.insert(number.to_bytes(16, "little"), number, ends_chunk=True)
 
+    async def told(session: Session) -> pb.KvEvents:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                message = await session.queue.get()
+                assert message is not None
+                if message.step.HasField("kv"):
+                    return message.step.kv
+
     async def case() -> None:
         event_loop = asyncio.get_running_loop()
         early, late = Session(event_loop), Session(event_loop)
-        inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         engine = Engine()
-        any_engine: Any = engine
-        handoffs: Any = Handoffs()
-        failures: list[BaseException] = []
-        watchdog = Watchdog(lambda: 30.0, failures.append)
-        info = pb.WorkerInfo(role=role_at_start("mixed"))
-        loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog, no_grammars())
         store(engine, 1, 2)
-        inbox.put(Opened(early))
-        loop.start()
-
-        async def told(session: Session) -> pb.KvEvents:
-            async with asyncio.timeout(0.9):  # less than a heartbeat
-                while True:
-                    message = await session.queue.get()
-                    assert message is not None
-                    if message.step.HasField("kv"):
-                        return message.step.kv
-
-        first = await told(early)
-        assert (first.number, first.reset, sorted(first.held)) == (1, True, [1, 2])
-        store(engine, 3)
-        inbox.put(Opened(late))
-        change = await told(early)
-        assert (change.number, change.reset, change.stored) == (2, False, [3])
-        whole = await told(late)
-        assert (whole.number, whole.reset, sorted(whole.held)) == (1, True, [1, 2, 3])
-        engine.cache.forget(1)
-        inbox.put(Resynced(early))
-        again = await told(early)
-        assert (again.number, again.reset, sorted(again.held)) == (3, True, [2, 3])
-        dropped = await told(late)
-        assert (dropped.number, dropped.dropped) == (2, [1])
-        inbox.put(Stop())
-        await asyncio.to_thread(loop.join, 10)
-        assert not failures
+        async with running(engine, Opened(early)) as (_, put):
+            first = await told(early)
+            assert (first.number, first.reset, sorted(first.held)) == (1, True, [1, 2])
+            store(engine, 3)
+            put(Opened(late))
+            change = await told(early)
+            assert (change.number, change.reset, change.stored) == (2, False, [3])
+            whole = await told(late)
+            assert (whole.number, whole.reset, sorted(whole.held)) == (1, True, [1, 2, 3])
+            engine.cache.forget(1)
+            put(Resynced(early))
+            again = await told(early)
+            assert (again.number, again.reset, sorted(again.held)) == (3, True, [2, 3])
+            dropped = await told(late)
+            assert (dropped.number, dropped.dropped) == (2, [1])
 
     asyncio.run(case())
 
@@ -343,19 +356,9 @@ def test_a_leg_waits_for_its_grammar_and_others_do_not() -> None:
 
     async def case() -> None:
         session, gone = Session(asyncio.get_running_loop()), Session(asyncio.get_running_loop())
-        inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        engine, compiler = Engine(), Compiler()
-        any_engine: Any = engine
-        handoffs = Handoffs()
-        any_handoffs: Any = handoffs
-        failures: list[BaseException] = []
-        watchdog = Watchdog(lambda: 30.0, failures.append)
-        info = pb.WorkerInfo(role=role_at_start("mixed"))
-        pool = no_grammars(compiler)
-        loop = Loop(any_engine, any_handoffs, info, inbox, failures.append, watchdog, pool)
-        loop.start()
+        engine, compiler, handoffs = Engine(), Compiler(), Handoffs()
         free = RequestSpec("free", Leg.COLOCATED, [1], SamplingParams(seed=0, max_tokens=1))
-        for command in (
+        commands = (
             Opened(session),
             Opened(gone),
             constrained(session, "kept"),
@@ -368,26 +371,24 @@ def test_a_leg_waits_for_its_grammar_and_others_do_not() -> None:
             Aborted(session, "some", (1,)),
             Aborted(session, "aborted", ()),
             Closed(gone),
-        ):
-            inbox.put(command)
-        ended: list[pb.LegEnd] = []
-        load = pb.Load()
-        async with asyncio.timeout(10):
+        )
+        begun = running(engine, *commands, handoffs=handoffs, grammars=no_grammars(compiler))
+        async with begun, asyncio.timeout(DEADLINE_S):
+            ended: list[pb.LegEnd] = []
+            load = pb.Load()
             while not ended:
                 message = await session.queue.get()
                 assert message is not None
                 ended += message.step.ended
                 load = message.step.load
-        assert (load.waiting_requests, load.waiting_prefill_tokens) == (4, 4), "orphan is there yet"
-        assert [(end.request_id, end.reason) for end in ended] == [("aborted", pb.LEG_END_ABORTED)]
-        assert [spec.request_id for spec in engine.submitted] == ["free"]
-        compiler.may.set()
-        async with asyncio.timeout(10):
+            waiting = (load.waiting_requests, load.waiting_prefill_tokens)
+            assert waiting == (4, 4), "orphan is there yet"
+            ends = [(end.request_id, end.reason) for end in ended]
+            assert ends == [("aborted", pb.LEG_END_ABORTED)]
+            assert [spec.request_id for spec in engine.submitted] == ["free"]
+            compiler.may.set()
             while len(engine.submitted) < 4:
                 await asyncio.sleep(0.01)
-        inbox.put(Stop())
-        await asyncio.to_thread(loop.join, 10)
-        assert not failures
         submitted = {spec.request_id: spec for spec in engine.submitted}
         assert sorted(submitted) == ["free", "kept", "moved", "some"]
         assert submitted["some"].choices == (0, 2)
