@@ -120,12 +120,13 @@ class Script:
         with log.open("ab") as output:
             output.write(b"--- tasuki\n")
             output.flush()
-            return subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", self.body, *arguments],
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
+        return self.process
 
 
 WRITE = """
@@ -233,9 +234,19 @@ def test_a_run_that_nobody_answered_has_a_result(
     assert error.value.result["failures"] == result["failures"]
 
 
+# With Python's own handler of SIGINT: where pytest has it ignored, so would the child.
+SLEEP = """
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+time.sleep(600)
+"""
+
+
 def test_a_run_that_takes_too_long_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_module, "start_child", Script("import time; time.sleep(600)").start)
+    script = Script(SLEEP)
+    monkeypatch.setattr(load_module, "start_child", script.start)
     with pytest.raises(RunFailedError, match=r"longer than 0.5 s"):
         run_load(run_of(tmp_path, timeout_s=0.5))
+    assert script.process.returncode is not None
