@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tasuki.cli import app
-from tasuki.launch import machine, serve
+from tasuki.launch import control, machine, serve
 from tasuki.launch.config import ServeConfig
 from tasuki.launch.control import ControlError, ControlServer, send_order
 from tasuki.launch.errors import LaunchError
@@ -116,6 +116,27 @@ def test_another_service_at_the_path_is_named(folder: Path, said: bytes) -> None
         with pytest.raises(ControlError, match=re.escape(says)):
             send_order(path, "decode", 2)
         answered.result(30)
+
+
+@pytest.mark.parametrize("waiting", [0, 1], ids=["silent", "full"])
+def test_a_service_that_says_nothing_is_no_endless_wait(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    monkeypatch.setattr(control, "_TAKEN_S", 0.2, raising=False)
+    folder.mkdir()
+    path = folder / "other.sock"
+    with ThreadPoolExecutor(1) as pool, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen(1 - waiting)
+        others = [socket.socket(socket.AF_UNIX) for _ in range(waiting)]
+        for other in others:
+            other.connect(str(path))
+        order = pool.submit(send_order, None, "decode", 2)
+        why = r" \(Resource temp.*start it, or" if waiting else r" within 0\.2 s: .*service listens"
+        with pytest.raises(ControlError, match=f"answers at {path}{why}.*correct --control-socket"):
+            order.result(20)
+        for other in others:
+            other.close()
 
 
 def test_a_socket_of_another_user_is_not_replaced(
@@ -245,6 +266,18 @@ def test_an_order_that_comes_early_waits_for_the_start(folder: Path) -> None:
     early.close()
     assert other.path.exists(), "a second close leaves another launcher's socket"
     other.close()
+
+
+def test_an_order_that_comes_early_is_answered_by_a_launcher_that_ends(folder: Path) -> None:
+    early = ControlServer(folder / "a.sock")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30.0)
+        connection.connect(str(early.path))
+        connection.sendall(b'{"role": "decode", "count": 2, "acknowledge": true}\n')
+        with connection.makefile("rb") as lines:
+            assert lines.readline() == b'{"taken": true}\n'
+            early.close()
+            assert b"the launcher ends" in lines.readline()
 
 
 def test_the_socket_is_refused_before_anything_starts(

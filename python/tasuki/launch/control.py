@@ -1,7 +1,9 @@
 """How `tasuki scale` reaches the launcher: a Unix socket that its own user alone can open.
 
 One connection is one order: a line of JSON there, `{"role": "decode", "count": 3}`, and a
-line back when it is done, `{"done": TEXT}` or `{"error": TEXT}`.
+line back when it is done, `{"done": TEXT}` or `{"error": TEXT}`. An order that has
+`"acknowledge": true` gets `{"taken": true}` at once, too, so that its sender need not wait for
+another service without end.
 
 Threads: one accepts connections, one serves each; the launcher's main thread obeys.
 """
@@ -16,15 +18,18 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from tasuki.errors import TasukiError
 from tasuki.launch.errors import LaunchError
 
 _MAX_PATH_BYTES = 107  # of a Unix socket's path (Linux)
 _MAX_ORDER_BYTES = 4096
+_MAX_ANSWER_BYTES = 1 << 20
 _ORDER_S = 10.0  # for an order to come over an open connection
+_TAKEN_S = 10.0  # for a launcher to say that it has an order
 _SUFFIX = ".sock"
 _CLOSED = (errno.EINVAL, errno.EBADF)  # of a listening socket, after `close`
 _REFUSED_S = 1.0  # the same, where no thread waits for it
@@ -45,7 +50,7 @@ def runtime_folder() -> Path:
 
 
 class ControlServer:
-    """Holds the socket from construction to `close`. Orders wait until `begin`.
+    """Takes orders from construction to `close`. They are carried out from `begin`.
 
     Args:
         path: Of the socket; None: one named after this process in `runtime_folder`.
@@ -62,16 +67,18 @@ class ControlServer:
         if path is None:
             _remove_abandoned(self.path.parent)
         self._socket = _listen(self.path)
+        self._begun, self._ends = threading.Event(), False
+        threading.Thread(target=self._accept, name="control", daemon=True).start()
 
     def begin(self, obey: Obey, call: Callable[[Callable[[], None]], None]) -> None:
-        """Take orders, those that wait first.
+        """Carry out orders, those that wait first.
 
         Args:
             obey: Carries out an order.
             call: Has a function called on the main thread.
         """
         self._obey, self._call = obey, call
-        threading.Thread(target=self._accept, name="control", daemon=True).start()
+        self._begun.set()
 
     def close(self) -> None:
         """Take no more orders. A second call does nothing."""
@@ -81,6 +88,8 @@ class ControlServer:
             self._socket.shutdown(socket.SHUT_RDWR)  # ends `accept`
         self._socket.close()
         self.path.unlink(missing_ok=True)
+        self._ends = not self._begun.is_set()
+        self._begun.set()  # those that wait get their answer
 
     def _accept(self) -> None:
         while True:
@@ -104,15 +113,21 @@ class ControlServer:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_ORDER_S)
             with connection.makefile("rb") as lines:
-                answer = self._answer(lines.readline(_MAX_ORDER_BYTES))
-            _send(connection, answer)
+                line = lines.readline(_MAX_ORDER_BYTES)
+            try:
+                order = json.loads(line)
+                role, count = str(order["role"]), int(order["count"])
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                _send(connection, {"error": 'an order is {"role": "decode", "count": 3}'})
+                return
+            if order.get("acknowledge"):
+                _send(connection, {"taken": True})
+            _send(connection, self._answer(role, count))
 
-    def _answer(self, line: bytes) -> dict[str, str]:
-        try:
-            order = json.loads(line)
-            role, count = str(order["role"]), int(order["count"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return {"error": 'an order is {"role": "decode", "count": 3}'}
+    def _answer(self, role: str, count: int) -> dict[str, str]:
+        self._begun.wait()
+        if self._ends:
+            return {"error": "the launcher ends"}
         answers: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
 
         def run() -> None:
@@ -128,7 +143,7 @@ class ControlServer:
         return answers.get()
 
 
-def _send(connection: socket.socket, answer: dict[str, str]) -> None:
+def _send(connection: socket.socket, answer: Mapping[str, object]) -> None:
     connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
@@ -141,13 +156,15 @@ def send_order(path: Path | None, role: str, count: int) -> str:
         count: Workers of that role.
 
     Raises:
-        ControlError: There is no such launcher, there are several, or it refuses.
+        ControlError: There is no such launcher, there are several, it refuses, or something else
+            is there.
         LaunchError: The path is too long.
     """
     if path is not None:
         _check_length(path)
     path = path or _only_socket(runtime_folder())
     with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_TAKEN_S)
         try:
             connection.connect(str(path))
         except OSError as error:
@@ -156,24 +173,46 @@ def send_order(path: Path | None, role: str, count: int) -> str:
                 " --control-socket"
             ) from error
         try:
-            connection.sendall(json.dumps({"role": role, "count": count}).encode() + b"\n")
+            with contextlib.suppress(ConnectionError):  # then there is nothing to read
+                _send(connection, {"role": role, "count": count, "acknowledge": True})
             with connection.makefile("rb") as lines:
-                line = lines.readline()
-        except OSError:
-            line = b""  # it ended, and reset the connection
+                answer = _read(lines, path)
+                if answer.get("taken"):
+                    connection.settimeout(None)
+                    answer = _read(lines, path)
+        except TimeoutError:
+            raise ControlError(
+                f"nothing answers at {path} within {_TAKEN_S:g} s: another service listens there,"
+                " or a `tasuki serve` of an older version, which may still carry it out: correct"
+                " --control-socket, or start it again"
+            ) from None
+    if "error" in answer:
+        raise ControlError(str(answer["error"]))
+    return str(answer["done"])
+
+
+def _read(lines: BinaryIO, path: Path) -> dict[str, object]:
+    """A launcher's next answer.
+
+    Raises:
+        ControlError: It has ended, or is none.
+        TimeoutError: Nothing came in time.
+    """
+    try:
+        line = lines.readline(_MAX_ANSWER_BYTES)
+    except ConnectionError:
+        line = b""  # it ended, and reset the connection
     if not line:
         raise ControlError("`tasuki serve` ended before that was done")
     try:
         answer = json.loads(line)
-        refusal = answer.get("error")
-        done = answer["done"] if refusal is None else ""
-    except (ValueError, AttributeError, KeyError):
-        raise ControlError(
-            f"another service answers at {path}, with {line[:60]!r}: correct --control-socket"
-        ) from None
-    if refusal is not None:
-        raise ControlError(str(refusal))
-    return str(done)
+        if isinstance(answer, dict) and answer.keys() & {"taken", "done", "error"}:
+            return answer
+    except (ValueError, RecursionError):
+        pass
+    raise ControlError(
+        f"another service answers at {path}, with {line[:60]!r}: correct --control-socket"
+    )
 
 
 def _only_socket(folder: Path) -> Path:
@@ -210,9 +249,10 @@ def _runs(process: int) -> bool:
 
 def _is_served(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # else it waits where as many wait as may
         try:
             probe.connect(str(path))
-        except PermissionError:
+        except (PermissionError, BlockingIOError):
             return True  # for all we know: it is another user's
         except OSError:
             return False
