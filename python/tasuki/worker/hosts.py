@@ -50,6 +50,9 @@ _MEET_S = 600.0  # for the slowest host to start
 _LOST_S = 10
 _GREETING_S = 10.0  # until a connection has proved that it has the key
 _STRANGERS = 64  # such connections at a time
+# Until a first host that has a connection says something. Its kernel keeps 128 strangers before
+# ours, of which it hears out 64 in 10 s.
+_SILENCE_S = 60.0
 # With what the first host's first message begins: its size, and this.
 _SIZE_BYTES, _CHALLENGE = 4, b"#CHALLENGE#"
 _SHOWN_BYTES = 60  # of what something else says
@@ -207,7 +210,13 @@ def connect(host: str, port: int, key: bytes, hello: Hello) -> Connection:
     while True:
         try:
             connection = _connection(socket.create_connection((host, port), timeout=_LOST_S))
-            if stranger := _stranger(connection, deadline_s):
+            stranger = _stranger(connection, time.monotonic() + _SILENCE_S)
+            if stranger is None:
+                raise HostsError(
+                    f"{host}:{port} accepts connections and says nothing within {_SILENCE_S:g} s,"
+                    " as another service does: correct the first of --nodes, or choose another port"
+                )
+            if stranger:
                 raise HostsError(
                     f"another service answers at {host}:{port}, with {stranger!r}: correct the"
                     " first of --nodes, or choose another port"
@@ -311,14 +320,14 @@ def _connection(made: socket.socket) -> Connection:
     return Connection(made.detach())
 
 
-def _stranger(connection: Connection, deadline_s: float) -> bytes:
+def _stranger(connection: Connection, deadline_s: float) -> bytes | None:
     """With what something that is no first host begins; empty: it is one, or hangs up.
 
     Takes nothing of it, and leaves the limit of silence at `_GREETING_S`. Waits until the deadline
-    where nothing comes: a first host that many strangers connect to is late.
+    where nothing comes: a first host that many strangers connect to is late. None: nothing came.
 
     Raises:
-        OSError: The connection broke, or nothing came.
+        OSError: The connection broke.
     """
     _limit_silence(connection, _GREETING_S)
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
@@ -329,7 +338,7 @@ def _stranger(connection: Connection, deadline_s: float) -> bytes:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline_s:
-                    raise
+                    return None
         if not begins or begins[_SIZE_BYTES:] == _CHALLENGE:
             return b""
         return same.recv(_SHOWN_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
