@@ -38,6 +38,21 @@ def test_no_time_is_without_end(command: list[str], option: str) -> None:
     assert done.exit_code == 2 and f"'{option}'" in done.output, done.output
 
 
+@pytest.mark.parametrize("no_probes", [False, True])
+def test_fleet_certificates_that_cannot_be_read_are_refused(
+    tmp_path: Path, no_probes: bool
+) -> None:
+    cert, key, ca = (tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem"))
+    with pytest.raises(DoctorError, match=rf"--fleet-ca {ca} cannot be used: .*No such file"):
+        doctor(
+            ["http://127.0.0.1:1"],
+            no_probes=no_probes,
+            fleet_cert=cert,
+            fleet_key=key,
+            fleet_ca=ca,
+        )
+
+
 def test_a_look_that_saw_nothing_is_not_called_healthy() -> None:
     found = Finding("it is slow", (), "start it again", ("w",))
     nothing = {"workers": Outcome(), "ratio": Outcome(unseen=["one role"])}

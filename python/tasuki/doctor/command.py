@@ -101,6 +101,8 @@ def doctor(
     try:
         expected = Expectation.of(expect)
         certificates = Certificates.of(fleet_cert, fleet_key, fleet_ca)
+        if certificates is not None:
+            certificates.check()
     except (PreflightError, FleetError) as error:
         raise DoctorError(str(error)) from error
     if expect is not None and not expected.default:
