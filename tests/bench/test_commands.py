@@ -107,6 +107,32 @@ def test_a_load_that_cannot_be_made_is_named_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--transport", "tcp,nxil"), "topology 1m-nxil: transport is 'nxil': use one of "),
+        (("--on", "ray", "--spread", "wide"), "topology 1m-wide: --spread is 'wide': use one of "),
+        (("--serve", "max-model-len=many"), "topology 1m: Invalid value for '--max-model-len': "),
+        (("--serve", "max-model-len="), "topology 1m: Invalid value for '--max-model-len': "),
+        (("--serve", "dtype=float17"), "topology 1m: dtype is 'float17': use one of "),
+        (("--spread", "pack"), "topology 1m-pack: --spread, --hosts-* and --worker-cpus divide a"),
+    ],
+)
+@pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry", "run"])
+def test_a_server_that_cannot_be_started_is_named_before_anything_starts(
+    dry: list[str], given: tuple[str, ...], says: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    done = tasuki(
+        *("sweep", "--topologies", "1m", "--model", str(tiny_model), *given),
+        *dry,
+        *("--load", "fine --num-requests 2"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tasuki: error: {says}")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_search_that_cannot_be_made_is_named(tmp_path: Path, tiny_model: Path) -> None:
     done = tasuki(
         *("sweep", "--topologies", "1m", "--model", str(tiny_model), "--dry-run"),
@@ -130,6 +156,7 @@ def test_a_search_that_cannot_be_made_is_named(tmp_path: Path, tiny_model: Path)
         (("batch", "--batch", "0"), "--batch has 0: use 1 or more"),
         (("batch", "--decode-batch", "1"), "--decode-batch belongs to --steps"),
         (("batch", "--steps", "--url", "http://x"), "leave out --url"),
+        (("batch", "--steps", "--prefill-tokens", "8,-3"), "error: --prefill-tokens has -3: use 1"),
         (("batch", "--topology", "1x"), "write workers by role"),
     ],
 )

@@ -157,9 +157,9 @@ def test_tables_follow_the_schema() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"repeat": 0}, "repeat is 0"),
-        ({"decode_batch": (1, 0)}, "decode_batch has 0: use 1 or more"),
-        ({"prefill_context": (-1,)}, "prefill_context has -1: use 0 or more"),
+        ({"repeat": 0}, "--repeat is 0"),
+        ({"decode_batch": (1, 0)}, "--decode-batch has 0: use 1 or more"),
+        ({"prefill_context": (-1,)}, "--prefill-context has -1: use 0 or more"),
     ],
 )
 def test_a_grid_out_of_range_is_refused(wrong: dict[str, object], says: str) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tasuki.bench.arguments import flag
 from tasuki.bench.batch import COLUMNS, BatchPoint, batch_points
 from tasuki.bench.errors import BenchError, RunFailedError
 from tasuki.bench.pairs import split_pair
@@ -136,7 +137,7 @@ def batch(
             return
         _check_serve(options, url)
         if said:
-            raise BenchError(f"--{next(iter(said)).replace('_', '-')} belongs to --steps")
+            raise BenchError(f"{flag(next(iter(said)))} belongs to --steps")
         points = batch_points(
             sizes(batches, "batch"), sizes(inputs, "input-tokens"), sizes(outputs, "output-tokens")
         )
@@ -175,8 +176,7 @@ def sizes(text: str, name: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError as error:
-        flag = "--" + name.replace("_", "-")
-        raise BenchError(f"{flag} is {text!r}: write numbers such as 1,8,32") from error
+        raise BenchError(f"{flag(name)} is {text!r}: write numbers such as 1,8,32") from error
 
 
 def _steps(

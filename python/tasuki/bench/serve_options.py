@@ -5,29 +5,73 @@ On a command line a flag has no value, so `strict-roles=true` must become `--str
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
+import io
 from collections.abc import Mapping
 from typing import Any
 
 import typer
 
+from tasuki.bench.arguments import words
 from tasuki.bench.errors import BenchError
+from tasuki.errors import TasukiError
 from tasuki.launch.command import serve
+from tasuki.launch.config import Topology
 
 _VALUES = {"true": True, "false": False}
+# Of Click, or of Typer's own copy of it.
+_UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
+
+
+@functools.cache
+def _command() -> Any:
+    app = typer.Typer()
+    app.command()(serve)
+    return typer.main.get_command(app)
 
 
 @functools.cache
 def _is_flag() -> dict[str, bool]:
     """Options of `tasuki serve`, without dashes in front: whether they have no value."""
-    app = typer.Typer()
-    app.command()(serve)
     return {
         name.removeprefix("--"): bool(getattr(each, "is_flag", False))
-        for each in typer.main.get_command(app).params
+        for each in _command().params
         for name in each.opts
     }
+
+
+def serve_words(topology: Topology, options: Mapping[str, Any]) -> list[str]:
+    """The command line after `tasuki serve`, for any free port.
+
+    Args:
+        topology: The workers.
+        options: Others, by name.
+    """
+    roles = {role: getattr(topology, role) for role in ("prefill", "decode", "mixed")}
+    return [*words(roles), "--port", "0", *words(options)]
+
+
+def check_values(topology: Topology, options: Mapping[str, Any], where: str) -> None:
+    """Dry-run `tasuki serve`: it starts nothing.
+
+    Args:
+        topology: The workers.
+        options: Others, by name.
+        where: What the options belong to, for an error.
+
+    Raises:
+        BenchError: It refuses them.
+    """
+    said = ["--dry-run", *serve_words(topology, options)]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            _command().main(said, "tasuki serve", standalone_mode=False)
+    except _UsageError as error:
+        raise BenchError(f"{where}: {error.format_message()}") from error
+    except TasukiError as error:
+        raise BenchError(f"{where}: {error}") from error
 
 
 def with_flags(options: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasuki.bench.arguments import words
 from tasuki.bench.child import end_child, explain, start_child
 from tasuki.bench.errors import RunFailedError
+from tasuki.bench.serve_options import serve_words
 from tasuki.launch.config import Topology
 from tasuki.launch.process import describe_exit
 
@@ -49,8 +49,7 @@ class Serving:
         Raises:
             RunFailedError: It did not come up; says why.
         """
-        roles = {role: getattr(topology, role) for role in ("prefill", "decode", "mixed")}
-        arguments = ["serve", *words(roles), "--port", "0", *words(options)]
+        arguments = ["serve", *serve_words(topology, options)]
         start = log.stat().st_size if log.exists() else 0
         self._log = log
         self._process = start_child(arguments, log, environment)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
+from tasuki.bench.arguments import flag
 from tasuki.bench.errors import BenchError
 
 
@@ -83,7 +84,7 @@ class StepGrid:
 
     def __post_init__(self) -> None:
         if not 1 <= self.repeat <= 1000:
-            raise BenchError(f"repeat is {self.repeat}: use a value from 1 to 1000")
+            raise BenchError(f"--repeat is {self.repeat}: use a value from 1 to 1000")
         for name, values, least in (
             ("prefill_tokens", self.prefill_tokens, 1),
             ("prefill_context", self.prefill_context, 0),
@@ -92,7 +93,7 @@ class StepGrid:
             ("transfer_blocks", self.transfer_blocks, 1),
         ):
             if any(value < least for value in values):
-                raise BenchError(f"{name} has {min(values)}: use {least} or more")
+                raise BenchError(f"{flag(name)} has {min(values)}: use {least} or more")
 
     @property
     def few_some_many(self) -> tuple[int, ...]:

@@ -174,6 +174,7 @@ def _run(
 ) -> int:
     from tasuki.bench.check_loads import check_loads
     from tasuki.bench.header import check_writable
+    from tasuki.bench.serve_options import check_values
     from tasuki.bench.sweep_file import read_sweep
     from tasuki.bench.sweep_state import SweepState
     from tasuki.launch.supervisor import say
@@ -181,6 +182,8 @@ def _run(
     from tasuki.models.fetch import may_be_fetched, model_path, resolve_model
 
     plan = read_sweep(file, flags, goal)
+    for target in plan.targets:
+        check_values(target.topology, plan.serve_options(target), f"topology {target.name}")
     absent = dry_run and may_be_fetched(plan.model)
     tokenizer = model_path(plan.model) if absent else resolve_model(plan.model)
     end_like_interrupted()

@@ -130,10 +130,17 @@ def serve(
             min=0,
         ),
     ] = 600.0,
+    dry_run: Annotated[
+        bool,
+        described(
+            "Check the options, say which workers there would be, and start nothing.", "--dry-run"
+        ),
+    ] = False,
 ) -> None:
     """Serve a model until Ctrl-C: workers here or on a Ray cluster, and the router."""
     from tasuki.launch.control import check_socket
     from tasuki.launch.machine import choose_topology, plan_topology
+    from tasuki.launch.serve import check_features
     from tasuki.launch.serve import serve as run
     from tasuki.launch.supervisor import say
 
@@ -179,6 +186,10 @@ def serve(
         echo_logs=not quiet,
         startup_timeout_s=startup_timeout_s,
     )
+    if dry_run:
+        check_features(config)
+        print(f"would start {config.topology}")
+        return
     raise typer.Exit(run(config))
 
 

@@ -74,7 +74,7 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
         TasukiError: It cannot start; a worker's own error is in the message.
     """
     begun_s = time.monotonic()
-    _check_features(config)
+    check_features(config)
     with (
         closing(ControlServer(config.control_socket)) as control,
         closing(make_engine(config)) as engine,
@@ -83,8 +83,13 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
         return _serve(config, engine, control, logs, job, begun_s)
 
 
-def _check_features(config: ServeConfig) -> None:
-    """Refuse now what the router and the workers would refuse after a long start."""
+def check_features(config: ServeConfig) -> None:
+    """Refuse now what the router and the workers would refuse after a long start.
+
+    Raises:
+        LaunchError: This build lacks what an option requires.
+        FleetError: The fleet's certificates cannot be used.
+    """
     router = config.router
     for option, given, feature, is_there in (
         ("--tls-cert", router.tls_cert, "tls", _native.HAS_TLS),
