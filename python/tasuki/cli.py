@@ -14,7 +14,12 @@ from typing import Annotated
 import typer
 
 from tasuki.bench.command import bench_app
-from tasuki.command_line import end_at, open_standard_handles
+from tasuki.command_line import (
+    end_at,
+    native_words,
+    open_standard_handles,
+    print_all_letters,
+)
 from tasuki.doctor.command import doctor
 from tasuki.errors import ERROR_PREFIX, TasukiError
 from tasuki.launch.command import api_key, demo, scale, serve
@@ -75,7 +80,7 @@ def router(context: typer.Context) -> None:
     """Run the router in front of workers (`tasuki router --help` lists its options)."""
     from tasuki import _native
 
-    words = _with_model_folders(context.args)
+    words = native_words(_with_model_folders(context.args))
     for number in (signal.SIGINT, signal.SIGTERM):  # the router's handlers would call Python's
         signal.signal(number, signal.SIG_DFL)
     raise typer.Exit(_native.run_router(words))
@@ -128,7 +133,7 @@ def _until_interrupt(run: Callable[[list[str]], int], words: list[str]) -> int:
     before = signal.getsignal(signal.SIGINT)
     end_at(signal.SIGINT)
     try:
-        return run(words)
+        return run(native_words(words))
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -225,6 +230,7 @@ def model_list() -> None:
 def main() -> None:
     """Run the command line; a `TasukiError` becomes one line on stderr."""
     open_standard_handles()
+    print_all_letters()
     follow_parent()
     if os.getpid() == 1:
         end_at(signal.SIGTERM)  # commands that end in order replace it

@@ -2,23 +2,65 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import inspect
+import io
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
+from tasuki.errors import TasukiError
 from tasuki.options import Option, options_of, types_of
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 _MAX_PORT = 65_535
+
+
+class WordError(TasukiError):
+    """A word of the command line that a command cannot take."""
+
+
+def native_words(words: Iterable[str]) -> list[str]:
+    """The words of a command line, for a command in Rust.
+
+    Raises:
+        WordError: One is no UTF-8.
+    """
+    found = list(words)
+    for word in found:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise WordError(
+                f"{os.fsencode(word)!r} is no UTF-8, which this command requires: rename the file"
+                " or the folder"
+            ) from None
+    return found
+
+
+def print_all_letters() -> None:
+    """Let standard output take all text from now on.
+
+    File names that are no UTF-8 are printed as they are, letters that the locale lacks as escapes.
+    """
+    codecs.register_error("tasuki", _as_bytes_or_escapes)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="tasuki")
+
+
+def _as_bytes_or_escapes(error: UnicodeError) -> tuple[str | bytes, int]:
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
 
 
 def parse_bytes(text: str) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tasuki.command_line import print_all_letters
 from tasuki.launch.banner import banner
 from tasuki.launch.serve import Deployment, _begin
 from tasuki.launch.supervisor import Supervisor
@@ -55,5 +56,6 @@ def test_a_locale_without_letters_of_the_name_ends_nothing(
 ) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    print_all_letters()
     _begin(Deployment("http://127.0.0.1:8000", "modèle", ""), None, Supervisor(tmp_path, False))
     assert b"Serving mod\\xe8le at http://127.0.0.1:8000" in written.getvalue()

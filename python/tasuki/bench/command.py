@@ -9,6 +9,7 @@ import typer
 
 from tasuki.bench.batch_command import batch
 from tasuki.bench.sweep_command import sweep
+from tasuki.command_line import native_words
 
 bench_app = typer.Typer(help="Measure a deployment.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -63,4 +64,4 @@ def _run_native(command: str, args: list[str]) -> int:
     # Python's.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    return _native.run_bench([command, *args])
+    return _native.run_bench(native_words([command, *args]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import io
 import json
 import signal
 import ssl
@@ -183,8 +182,6 @@ def _describe(config: ServeConfig, model: Path, url: str, how: str) -> Deploymen
 
 
 def _begin(deployment: Deployment, job: Job | None, supervisor: Supervisor) -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack letters of names and answers
-        sys.stdout.reconfigure(errors="backslashreplace")
     if job is None:
         text = banner(deployment.url, deployment.model, deployment.summary, deployment.key_variable)
         tell(text, sys.stdout)
