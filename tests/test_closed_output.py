@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,3 +66,44 @@ def test_the_result_is_written_all_the_same(name: str, output: str, tmp_path: Pa
         assert "cannot print the report (No space left on device" in done.stderr
     else:
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_plan_that_cannot_be_written_leaves_the_one_that_was_there(tmp_path: Path) -> None:
+    kept = tmp_path / "plan.json"
+    kept.write_text("kept")
+    done = subprocess.run(
+        [*TASUKI, *COMMANDS["plan"], "--lengths", "500:50", "--output", str(kept)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    assert done.returncode == 1
+    assert f"cannot write {kept}: File too large" in done.stderr
+    assert kept.read_text() == "kept"
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+@pytest.mark.parametrize("output", ["closed pipe", "full disk"])
+@pytest.mark.parametrize("is_buffered", [True, False], ids=["buffered", "unbuffered"])
+def test_commands_in_python_end_without_a_traceback(output: str, is_buffered: bool) -> None:
+    if output == "full disk":
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, out = os.pipe()
+        os.close(reader)
+    said = {"PYTHONUNBUFFERED": "" if is_buffered else "1"}
+    try:
+        done = subprocess.run(
+            [*TASUKI, "model", "list"],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={**environment(), **said},
+        )
+    finally:
+        os.close(out)
+    wrong = "tasuki: error: cannot write (No space left on device): make room\n"
+    assert (done.returncode, done.stderr) == (1, wrong if output == "full disk" else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 import signal
@@ -45,6 +46,8 @@ app.command("linkbench")(linkbench)
 app.command("preflight")(preflight)
 app.command("doctor")(doctor)
 
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 ModelName = Annotated[
     str, typer.Argument(help="smollm2-135m, a folder, or a hub id owner/model[@revision].")
@@ -235,7 +238,17 @@ def main() -> None:
     if os.getpid() == 1:
         end_at(signal.SIGTERM)  # commands that end in order replace it
     try:
-        app()
-    except TasukiError as error:
-        print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        try:
+            app()
+        except TasukiError as error:
+            print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
+            sys.exit(error.exit_code)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, *_FULL):
+            raise
+        if error.errno in _FULL:
+            print(f"{ERROR_PREFIX}cannot write ({error.strerror}): make room", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python writes at its end
+        sys.exit(1)
