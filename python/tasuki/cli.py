@@ -112,6 +112,10 @@ def plan(context: typer.Context) -> None:
     from tasuki import _native
 
     picture, result = _value(context.args, "--plot"), _value(context.args, "--output", "-o")
+    if picture:
+        from tasuki.plot.command import check_out
+
+        check_out(Path(picture))
     before = _changed_ns(result)
     code = _until_interrupt(_native.run_plan, _with_model_config(context.args))
     # A plan in which no design meets the objectives is written, too.

@@ -57,6 +57,25 @@ def test_other_tools_beside_one_another(tmp_path: Path) -> None:
     assert all(f"<td>{name}</td>" in text for name in ("vllm", "sglang", "genai_bench", "aiperf"))
 
 
+@pytest.mark.parametrize("name", ["pareto.svg", "pareto.PDF"])
+def test_a_picture_of_another_kind_is_refused(name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    says = rf"{out} ends in {out.suffix}: end it in \.png or \.html, or name a folder"
+    with pytest.raises(PlotError, match=says):
+        plot("pareto", FIXTURES / "vllm", "-o", out)
+    words = ["plan", "--rates", "step-ms=5,prompt-token-us=20", "--lengths", "9:9", "--gpus", "1"]
+    words += ["--slo", "ttft=1s,tpot=50ms", "-o", str(tmp_path / "p.json"), "--plot", str(out)]
+    with pytest.raises(PlotError, match=says):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_ending_may_be_in_capitals(tmp_path: Path) -> None:
+    out = tmp_path / "pareto.PNG"
+    assert plot("pareto", FIXTURES / "vllm", "-o", out) == [str(out)]
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
 def test_many_figures_are_no_single_png(sweep: Path, tmp_path: Path) -> None:
     with pytest.raises(PlotError, match=r"one PNG holds one figure, not 4 \(timeline-1, "):
         plot("timeline", sweep, "-o", tmp_path / "a.png")

@@ -34,6 +34,22 @@ def test_no_json(tmp_path: Path) -> None:
     assert refused(tmp_path).startswith("is not JSON: ")
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_json_that_is_too_deep(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text("[" * 100_000)
+    with pytest.raises(ResultFileError, match=rf"{name}: is not JSON: maximum recursion depth"):
+        load([Source(file)])
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.symlink_to("/proc/self/mem")
+    for source in (file, tmp_path):
+        with pytest.raises(ResultFileError, match=r"a\.json: cannot be read: Input/output error"):
+            load([Source(source)])
+
+
 def test_another_schema(tmp_path: Path) -> None:
     path = written(tmp_path, {"schema": "tasuki.bench/2", "kind": "serve"})
     assert refused(path) == "schema is 'tasuki.bench/2', this version reads 'tasuki.bench/1'"

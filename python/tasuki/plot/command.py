@@ -24,6 +24,7 @@ FIGURES = (
     "plan",
     "roles",
 )
+_OTHER_PICTURES = (".gif", ".jpeg", ".jpg", ".pdf", ".ps", ".svg", ".svgz", ".webp")
 _LIBRARIES = ("matplotlib", "PIL", "plotly")  # the extra `plot`
 
 _HELP = """Draw results: PNGs to look at and one HTML page to explore.
@@ -115,9 +116,23 @@ def plot(
         raise PlotError(
             f"{words[0]} is neither a figure nor a file or folder: figures are {', '.join(FIGURES)}"
         )
+    check_out(out)
     if not sources:
         raise PlotError(f"{figure}: say which results, like `tasuki plot {figure} FOLDER`")
     draw(figure, sources, options, out)
+
+
+def check_out(out: Path) -> None:
+    """Refuse a picture of another kind: its name would become that of a folder.
+
+    Raises:
+        PlotError: The name ends as such pictures do.
+    """
+    if out.suffix.lower() in _OTHER_PICTURES and not out.is_dir():
+        raise PlotError(
+            f"{out} ends in {out.suffix}: end it in .png or .html, or name a folder, which gets"
+            " both"
+        )
 
 
 def draw(figure: str, sources: list[str], options: Options, out: Path) -> None:

@@ -82,14 +82,17 @@ def load(sources: Sequence[Source]) -> Results:
     """Read every result file in the sources, folders to any depth.
 
     Raises:
-        ResultFileError: A file is broken, or was named and is no result.
+        ResultFileError: A file is broken, cannot be read, or was named and is no result.
         PlotError: There is no result at all.
     """
     found: list[_Item] = []
     skipped: list[Path] = []
     for source in sources:
         for path in _files(source.path):
-            items = _read(path, source)
+            try:
+                items = _read(path, source)
+            except OSError as error:
+                raise ResultFileError(path, f"cannot be read: {error.strerror}") from error
             if items is None and path == source.path:
                 raise ResultFileError(path, f"is not a result of {_KNOWN}")
             if items == [] and path == source.path:
@@ -140,11 +143,11 @@ def _objects(path: Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         values = [json.loads(text)]
-    except ValueError as whole:
+    except (ValueError, RecursionError) as whole:
         lines = [line for line in text.splitlines() if line.strip()]
         try:
             values = [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ResultFileError(path, f"is not JSON: {whole}") from whole
     return [v for v in values if isinstance(v, dict)]
 

@@ -48,14 +48,14 @@ def write(figure: str, words: Sequence[str], options: Options, out: Path) -> lis
 
 
 def _write(drawn: list[Figure], numbers: str, figure: str, out: Path) -> list[Path]:
-    if out.suffix == ".png":
+    if out.suffix.lower() == ".png":
         if len(drawn) != 1:
             names = ", ".join(each.name for each in drawn)
             raise PlotError(f"{out}: one PNG holds one figure, not {len(drawn)} ({names})")
         out.parent.mkdir(parents=True, exist_ok=True)
         write_png(drawn[0], out)
         return [out]
-    if out.suffix == ".html":
+    if out.suffix.lower() == ".html":
         out.parent.mkdir(parents=True, exist_ok=True)
         write_html(drawn, numbers, out)
         return [out]
