@@ -53,6 +53,23 @@ def test_fleet_certificates_that_cannot_be_read_are_refused(
         )
 
 
+def test_a_log_that_cannot_be_read_is_refused_before_the_look(tmp_path: Path) -> None:
+    log = tmp_path / "none.log"
+    with pytest.raises(DoctorError, match=rf"--request-log {log} cannot be read \(No such file"):
+        doctor(["http://127.0.0.1:1"], request_log=log)
+
+
+@pytest.mark.parametrize("key", ["secret\n", "sécret"])
+def test_a_key_that_no_header_carries_is_refused_and_not_told(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    for said in (key, None):
+        with pytest.raises(DoctorError, match="correct --api-key, or OPENAI_API_KEY") as error:
+            doctor(["http://127.0.0.1:1"], api_key=said)
+        assert key.strip() not in str(error.value)
+
+
 def test_a_look_that_saw_nothing_is_not_called_healthy() -> None:
     found = Finding("it is slow", (), "start it again", ("w",))
     nothing = {"workers": Outcome(), "ratio": Outcome(unseen=["one role"])}

@@ -110,11 +110,24 @@ def doctor(
             f"--expect {expect} has no rate that every link must reach: give one such as 20GB/s, or"
             " a file of `tasuki linkbench --save` (one of `tasuki preflight` is for its peers only)"
         )
+    if request_log is not None:
+        try:
+            request_log.open("rb").close()
+        except OSError as error:
+            raise DoctorError(
+                f"--request-log {request_log} cannot be read ({error.strerror}): correct the path"
+            ) from error
+    key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY", "")
+    if not (key.isascii() and key.isprintable()):
+        raise DoctorError(
+            "the API key has a letter that no header carries, such as a line's end: correct"
+            " --api-key, or OPENAI_API_KEY"
+        )
     settings = Settings(
         window_s=window_s,
         probe=None if no_probes else Plan(probe_rounds, probe_budget_s),
         timeout_s=timeout_s,
-        key=api_key if api_key is not None else os.environ.get("OPENAI_API_KEY", ""),
+        key=key,
         admin=Address.of(admin if "://" in admin else f"http://{admin}").where if admin else "",
         certificates=certificates,
     )
