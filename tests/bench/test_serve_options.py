@@ -54,6 +54,14 @@ def test_a_flag_is_said_without_a_value(given: dict[str, Any], said: list[str]) 
     assert words(with_flags(given, "serve")) == said
 
 
+def test_an_option_that_takes_one_value_is_refused_several() -> None:
+    given = {"served-model-name": ["a", "b"], "max-model-len": [64]}
+    said = ["--served-model-name", "a", "--served-model-name", "b", "--max-model-len", "64"]
+    assert words(with_flags(given, "serve")) == said
+    with pytest.raises(BenchError, match=r"serve: dtype has 2 values and takes one: give each to"):
+        with_flags({"dtype": ["float32", "bfloat16"]}, "serve")
+
+
 def test_a_sweep_takes_flags_from_the_command_line_and_from_a_file(tmp_path: Path) -> None:
     loads = [{"name": "chat", "arguments": {"num-requests": 1}}]
     flags = {"serve": {"strict-roles": "false", "no-admission": "true"}, "loads": loads}

@@ -148,6 +148,8 @@ def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
     [
         ("", "is empty: write settings"),
         ("a: [1", "is no YAML"),
+        pytest.param("[" * 9999, "is no YAML: maximum recursion depth exceeded", id="deep"),
+        ("workers: 65\nloads: [{name: a}]", "the topology has 65 workers: use 1 to 64"),
         ("topologies: [1p1d]", "nothing to run"),
         ("loads: [{name: a}]", "either topologies"),
         ("workers: 2\ntopologies: [1p1d]\nloads: [{name: a}]", "either topologies"),

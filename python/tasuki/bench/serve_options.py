@@ -42,6 +42,13 @@ def _is_flag() -> dict[str, bool]:
     }
 
 
+@functools.cache
+def _repeatable() -> frozenset[str]:
+    """Options of `tasuki serve` that may be given several times."""
+    several = (each for each in _command().params if getattr(each, "multiple", False))
+    return frozenset(name.removeprefix("--") for each in several for name in each.opts)
+
+
 def serve_words(topology: Topology, options: Mapping[str, Any]) -> list[str]:
     """The command line after `tasuki serve`, for any free port.
 
@@ -82,7 +89,8 @@ def with_flags(options: Mapping[str, Any], where: str) -> dict[str, Any]:
         where: What the options belong to, for an error.
 
     Raises:
-        BenchError: There is no such option, or a flag has another value.
+        BenchError: There is no such option, a flag has another value, or an option has several
+            values of which it takes one.
     """
     said = dict(options)
     for name, value in options.items():
@@ -91,6 +99,11 @@ def with_flags(options: Mapping[str, Any], where: str) -> dict[str, Any]:
             like = difflib.get_close_matches(dashed, _is_flag(), 1)
             remedy = f"did you mean {like[0]}?" if like else "`tasuki serve --help` lists them"
             raise BenchError(f"{where}: {name} is no option of `tasuki serve`: {remedy}")
+        if isinstance(value, list) and len(value) > 1 and dashed not in _repeatable():
+            raise BenchError(
+                f"{where}: {name} has {len(value)} values and takes one: give each to an entry of"
+                " topologies, as its serve"
+            )
         if value is None or isinstance(value, bool) or not _is_flag()[dashed]:
             continue
         if str(value).lower() not in _VALUES:

@@ -38,6 +38,7 @@ from tasuki.bench.plan import HOW_MUCH, TAKEN, Goal, Load, Plan, load_seed, spre
 from tasuki.bench.serve_options import with_flags
 from tasuki.bench.topologies import Target, every_split, parse_topology, topology_name
 from tasuki.bench.yaml12 import Yaml12
+from tasuki.launch.errors import TopologyError
 
 # What the sweep says itself: to `tasuki serve`, to `tasuki bench serve`.
 _SERVE_ITSELF = frozenset(
@@ -155,7 +156,7 @@ def read_sweep(
         raise BenchError(f"{where}: {_first_problem(error)}") from error
     try:
         return make_plan(sweep, more.get("slo"))
-    except BenchError as error:
+    except (BenchError, TopologyError) as error:
         raise BenchError(f"{where}: {error}") from error
 
 
@@ -304,7 +305,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         content = yaml.load(file.read_text(encoding="utf-8"), Loader=Yaml12)
     except OSError as error:
         raise BenchError(f"{file} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise BenchError(f"{file} is no YAML: {problem}") from error
     if content is None:
