@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.bench.errors import BenchError, RunFailedError
-from tasuki.bench.header import header, own_command, read_result, write_result
+from tasuki.bench.header import SCHEMA, header, own_command, read_result, write_result
 from tasuki.bench.plan import Goal, Plan, Point
 
 FILE = "sweep.json"
@@ -125,8 +125,14 @@ def _read(file: Path) -> dict[str, PointState]:
         return {}
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return {key: PointState(**state) for key, state in content["points"].items()}
-    except (OSError, ValueError) as error:
+        points = {key: PointState(**state) for key, state in content["points"].items()}
+        if content["schema"] != SCHEMA:
+            raise BenchError(
+                f"{file} is of {content['schema']!r}, this version reads {SCHEMA!r}: choose another"
+                " --output, or remove it"
+            )
+        return points
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BenchError(
             f"{file} cannot be read ({reason}): choose another --output, or remove it"
