@@ -29,6 +29,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<Record>, PlanError> {
     let mut reader = csv::ReaderBuilder::new()
         .trim(csv::Trim::All)
         .from_reader(file);
+    // Reading rows would pass over an error in the head, as if there were none.
+    reader.headers().map_err(|error| unreadable(error.into()))?;
     let mut records = Vec::new();
     for (line, row) in (2..).zip(reader.deserialize()) {
         let refuse = |line, reason| PlanError::Line {

@@ -152,6 +152,22 @@ fn broken_files_are_named_with_their_line() {
 }
 
 #[test]
+fn a_csv_whose_head_cannot_be_read_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace.csv");
+    std::fs::write(&file, b"TIMESTAMP,\xff\n").unwrap();
+    for (path, says) in [(folder.path(), "Is a directory"), (&file, "invalid utf-8")] {
+        let settings = settings(path, TraceFormat::Azure);
+        let error = Trace::read(making(0, 3), &settings, None).unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.contains(&path.display().to_string()) && said.contains(says),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn times_and_lengths_that_no_request_has_are_refused_with_their_line() {
     let first = r#"{"timestamp": 0, "input_length": 20, "output_length": 5}"#;
     let mooncake = |second: &str| {
