@@ -107,6 +107,28 @@ def test_a_full_disk_gets_its_room_back(tmp_path: Path) -> None:
     assert not part.is_symlink()
 
 
+def test_no_file_replaces_a_device_or_a_link(tmp_path: Path) -> None:
+    file, to_file, to_device = (tmp_path / name for name in ("a.json", "b", "c"))
+    to_file.symlink_to("a.json")
+    to_device.symlink_to("/dev/null")
+    for link in (to_file, to_device):
+        check_writable(link)
+        write_result(link, {"kind": "steps", "schema": "tasuki.bench/1"})
+        assert link.is_symlink()
+    assert read_result(file, "steps")
+    assert to_device.is_char_device()
+
+
+@pytest.mark.parametrize("second", ["--values", "--plot"])
+def test_two_files_of_a_plan_have_two_paths(
+    second: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "plan.html")
+    assert _native.run_plan([*GOAL, "--output", path, second, path]) == 1
+    says = f"--output and {second} are both {path}: give each a path of its own"
+    assert says in capfd.readouterr().err
+
+
 def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "result.json"
     check_writable(path)

@@ -157,7 +157,10 @@ pub fn check_writable(path: &Path) -> Result<(), WriteError> {
         if path.is_dir() {
             return Err(std::io::ErrorKind::IsADirectory.into());
         }
-        let (partial, _) = begin(path)?;
+        if is_device(path) {
+            return Ok(());
+        }
+        let (partial, _) = begin(&real(path))?;
         std::fs::remove_file(partial)
     };
     check().map_err(|source| WriteError {
@@ -194,11 +197,29 @@ impl RunResult<'_> {
     }
 }
 
-/// Writes a file, or leaves what is there as it is.
-fn write_whole(
+/// A device or a pipe, such as /dev/null, which no file may replace.
+fn is_device(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| !found.is_file())
+}
+
+/// What a link is for.
+fn real(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// Writes a file, or leaves what is there as it is; a link stays one.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_whole(
     path: &Path,
     fill: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
 ) -> std::io::Result<()> {
+    if is_device(path) {
+        let mut writer = BufWriter::new(File::options().write(true).open(path)?);
+        return fill(&mut writer).and_then(|()| writer.flush());
+    }
+    let path = &real(path);
     let (partial, file) = begin(path)?;
     let mut writer = BufWriter::new(file);
     let written = fill(&mut writer).and_then(|()| writer.flush());
@@ -225,5 +246,21 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
         write_whole(&path, |file| file.write_all(b"new")).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+    }
+
+    #[test]
+    fn no_file_replaces_a_device_or_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, to_file, to_device] = ["a.json", "b", "c"].map(|name| folder.path().join(name));
+        std::fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink("a.json", &to_file).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &to_device).unwrap();
+        for link in [&to_file, &to_device] {
+            check_writable(link).unwrap();
+            write_whole(link, |file| file.write_all(b"new")).unwrap();
+            assert!(link.is_symlink(), "{}", link.display());
+        }
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "new");
+        assert!(is_device(&to_device));
     }
 }

@@ -23,6 +23,12 @@ pub enum SimulateError {
     File { path: PathBuf, reason: String },
     #[error("cannot write {path}: {reason}")]
     NotWritten { path: PathBuf, reason: String },
+    #[error("{first} and {second} are both {path}: give each a path of its own")]
+    OnePath {
+        first: &'static str,
+        second: &'static str,
+        path: PathBuf,
+    },
     #[error("{path}: {source}")]
     Table { path: PathBuf, source: TableError },
     #[error(

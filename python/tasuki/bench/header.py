@@ -66,30 +66,43 @@ def check_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".tasuki-"):
+        if _is_device(path):
+            return
+        folder = path.resolve().parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".tasuki-"):
             pass
     except OSError as error:
         raise _not_written(path, error) from error
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write whole or not at all, with a digest of the content as its last field.
+    """Write whole or not at all, with a digest of the content as its last field. A link stays one.
 
     Raises:
         BenchError: It cannot be written.
     """
     content = json.loads(json.dumps(dict(result)))  # as a reader will see it
     content[provenance.DIGEST] = provenance.digest(content)
-    part = path.with_name(path.name + ".part")
+    text = json.dumps(content, indent=1) + "\n"
+    target = path.resolve()
+    part = target.with_name(target.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        if _is_device(path):
+            path.write_text(text, encoding="utf-8")
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(target)
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()  # a full disk needs the room
         raise _not_written(path, error) from error
+
+
+def _is_device(path: Path) -> bool:
+    """Whether it is a device or a pipe, such as /dev/null, which no file may replace."""
+    return path.exists() and not path.is_file()
 
 
 def _not_written(path: Path, error: OSError) -> BenchError:

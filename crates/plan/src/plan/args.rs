@@ -8,6 +8,7 @@ use tasuki_bench::args::WorkloadArgs;
 use tasuki_bench::slo::Slo;
 
 use crate::args::{HardwareArgs, above_zero, share};
+use crate::error::SimulateError;
 
 /// Says which topology serves a workload best within objectives: a first estimate of every design,
 /// then a simulation of the best ones.
@@ -98,6 +99,33 @@ pub struct GoalArgs {
     /// .html.
     #[arg(long, value_name = "PATH", requires = "output")]
     pub plot: Option<PathBuf>,
+}
+
+impl GoalArgs {
+    /// # Errors
+    ///
+    /// Two files have one path.
+    pub fn refuse_one_path(&self) -> Result<(), SimulateError> {
+        let paths = [
+            ("--output", &self.output),
+            ("--values", &self.values),
+            ("--plot", &self.plot),
+        ];
+        let mut given = paths
+            .iter()
+            .filter_map(|(name, path)| Some((*name, path.as_ref()?)));
+        while let Some((first, path)) = given.next() {
+            if let Some((second, _)) = given.clone().find(|(_, other)| *other == path) {
+                let path = path.clone();
+                return Err(SimulateError::OnePath {
+                    first,
+                    second,
+                    path,
+                });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a GPU costs.

@@ -16,13 +16,14 @@ mod until_missed;
 mod variations;
 
 use std::fmt::Write;
+use std::io::Write as _;
 use std::path::Path;
 use std::time::Instant;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use tasuki_bench::args::WorkloadArgs;
 use tasuki_bench::console::{print, warn};
-use tasuki_bench::result::check_writable;
+use tasuki_bench::result::{check_writable, write_whole};
 
 use self::args::PlanArgs;
 pub use self::planner::STEP_SHARE;
@@ -90,6 +91,7 @@ fn refuse_workload(args: &PlanArgs, matches: &ArgMatches) -> Result<(), Simulate
 fn run(args: &PlanArgs) -> Result<bool, SimulateError> {
     let began = Instant::now();
     let mut planner = Planner::new(args)?;
+    args.goal.refuse_one_path()?;
     for path in [&args.goal.output, &args.goal.values].into_iter().flatten() {
         check_writable(path)?;
     }
@@ -115,8 +117,7 @@ fn run(args: &PlanArgs) -> Result<bool, SimulateError> {
 }
 
 fn write(path: &Path, content: &str) -> Result<(), SimulateError> {
-    let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-    let written = folder.and_then(|()| std::fs::write(path, content));
+    let written = write_whole(path, |file| file.write_all(content.as_bytes()));
     written.map_err(|error| SimulateError::NotWritten {
         path: path.to_owned(),
         reason: error.to_string(),
