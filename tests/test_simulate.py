@@ -87,6 +87,21 @@ def test_what_cannot_be_simulated_is_refused_by_name(capfd: pytest.CaptureFixtur
     assert _native.run_simulate(["--rates", "step-ms=x"]) == 2
 
 
+def test_a_deployment_without_workers_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run.json"
+    words = ["--rates", RATES, *LOAD, "--output", str(output)]
+    assert _native.run_simulate([*words, "--mixed", "0"]) == 1
+    assert "0 workers are not a deployment: give --mixed N" in capfd.readouterr().err
+    for workers, name in (
+        (["--prefill", "1", "--decode", "1", "--mixed", "0"], "1p1d (simulated)"),
+        (["--prefill", "0"], "1m (simulated)"),
+    ):
+        assert _native.run_simulate([*words, *workers]) == 0
+        assert json.loads(output.read_text())["topology"]["name"] == name
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

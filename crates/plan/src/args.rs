@@ -59,8 +59,8 @@ pub struct TopologyArgs {
     pub decode: u32,
 
     /// Workers that do both [default: 1 if there are no others, else 0].
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
-    pub mixed: u32,
+    #[arg(long, value_name = "N")]
+    pub mixed: Option<u32>,
 
     /// A worker does nothing but what its role says.
     #[arg(long)]
@@ -70,6 +70,14 @@ pub struct TopologyArgs {
     #[arg(long, value_name = "N", default_value_t = 8,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub workers_per_host: u32,
+}
+
+impl TopologyArgs {
+    /// Workers that do both, as given or by default.
+    pub fn mixed(&self) -> u32 {
+        let alone = self.prefill == 0 && self.decode == 0;
+        self.mixed.unwrap_or(u32::from(alone))
+    }
 }
 
 /// How fast they are.

@@ -236,13 +236,9 @@ impl Hardware {
     /// They are too many, or cannot serve a request.
     pub fn workers(&self, topology: &TopologyArgs) -> Result<Vec<WorkerConfig>, SimulateError> {
         let TopologyArgs {
-            prefill,
-            decode,
-            mixed,
-            ..
+            prefill, decode, ..
         } = *topology;
-        let none = prefill + decode + mixed == 0;
-        let mixed = if none { 1 } else { mixed };
+        let mixed = topology.mixed();
         let workers = prefill.saturating_add(decode).saturating_add(mixed);
         let half = mixed == 0 && (prefill == 0 || decode == 0);
         if workers > MOST_WORKERS || half {

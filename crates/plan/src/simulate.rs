@@ -272,12 +272,7 @@ fn deployment(args: &SimulateArgs, hardware: &Hardware) -> Result<Deployment, Si
 
 /// As `tasuki bench sweep` writes it. `gpus`: of a worker.
 fn topology(topology: &TopologyArgs, gpus: u32) -> Value {
-    let (prefill, decode) = (topology.prefill, topology.decode);
-    let mixed = if prefill + decode + topology.mixed == 0 {
-        1
-    } else {
-        topology.mixed
-    };
+    let (prefill, decode, mixed) = (topology.prefill, topology.decode, topology.mixed());
     let parts = [(prefill, 'p'), (decode, 'd'), (mixed, 'm')];
     let name: String = parts
         .iter()

@@ -233,7 +233,7 @@ impl Logged {
         TopologyArgs {
             prefill: count(Role::Prefill),
             decode: count(Role::Decode),
-            mixed: count(Role::Mixed),
+            mixed: Some(count(Role::Mixed)),
             strict_roles: self.strict_roles,
             workers_per_host: 8,
         }

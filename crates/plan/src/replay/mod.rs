@@ -270,16 +270,13 @@ fn named(topology: &TopologyArgs) -> String {
     let parts = [
         (topology.prefill, "prefill"),
         (topology.decode, "decode"),
-        (topology.mixed, "mixed"),
+        (topology.mixed(), "mixed"),
     ];
     let parts = parts.iter().filter(|(count, _)| *count > 0);
     let parts: Vec<String> = parts
         .map(|(count, role)| format!("{count} {role}"))
         .collect();
-    let name = match parts.is_empty() {
-        true => "1 mixed".to_owned(),
-        false => parts.join(" + "),
-    };
+    let name = parts.join(" + ");
     let strict = if topology.strict_roles {
         ", strict roles"
     } else {
