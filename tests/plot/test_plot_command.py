@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -105,8 +106,27 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
 
 def test_an_output_that_cannot_be_written(sweep: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PlotError, match="file"):
+    with pytest.raises(PlotError, match=r"file/a\.png cannot be written \(.*choose another --out"):
         plot("pareto", sweep, "-o", tmp_path / "file" / "a.png")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", ["a.png", "a.html"])
+def test_a_full_disk_leaves_the_picture_that_was_there(name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    out.write_text("kept")
+    words = ["plot", "pareto", str(FIXTURES / "vllm"), "-o", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tasuki", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)),
+    )
+    says = f"tasuki: error: {out} cannot be written (File too large): choose another --out\n"
+    assert (done.returncode, done.stderr) == (1, says)
+    assert out.read_text() == "kept"
+    assert list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.system

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from tasuki.plot.errors import PlotError
@@ -41,10 +43,7 @@ def write(figure: str, words: Sequence[str], options: Options, out: Path) -> lis
         print(
             f"tasuki: {len(results.skipped)} files are no results: {names}{more}", file=sys.stderr
         )
-    try:
-        return _write(drawn, table(results), figure, out)
-    except OSError as error:
-        raise PlotError(f"{error.filename or out}: {error.strerror}") from error
+    return _write(drawn, table(results), figure, out)
 
 
 def _write(drawn: list[Figure], numbers: str, figure: str, out: Path) -> list[Path]:
@@ -52,17 +51,30 @@ def _write(drawn: list[Figure], numbers: str, figure: str, out: Path) -> list[Pa
         if len(drawn) != 1:
             names = ", ".join(each.name for each in drawn)
             raise PlotError(f"{out}: one PNG holds one figure, not {len(drawn)} ({names})")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_png(drawn[0], out)
-        return [out]
+        return [_whole(out, partial(write_png, drawn[0]))]
+    page = partial(write_html, drawn, numbers)
     if out.suffix.lower() == ".html":
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_html(drawn, numbers, out)
-        return [out]
-    out.mkdir(parents=True, exist_ok=True)
-    page = out / (f"{figure}.html" if figure else _PAGE)
-    write_html(drawn, numbers, page)
-    pictures = [out / f"{each.name}.png" for each in drawn]
-    for each, picture in zip(drawn, pictures, strict=True):
-        write_png(each, picture)
-    return [page, *pictures]
+        return [_whole(out, page)]
+    written = [_whole(out / (f"{figure}.html" if figure else _PAGE), page)]
+    return written + [_whole(out / f"{each.name}.png", partial(write_png, each)) for each in drawn]
+
+
+def _whole(path: Path, write: Callable[[Path], None]) -> Path:
+    """Have a file written, in a folder that is made, or leave what is there as it is.
+
+    Raises:
+        PlotError: It cannot be written.
+    """
+    target = path.resolve()
+    part = target.with_name(f".part-{target.name}")  # ends as its format needs it
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write(part)
+        part.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()  # a full disk needs the room
+        raise PlotError(
+            f"{path} cannot be written ({error.strerror or error}): choose another --out"
+        ) from error
+    return path
