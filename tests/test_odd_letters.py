@@ -55,3 +55,21 @@ def test_the_help_is_shown_where_the_locale_lacks_its_letters() -> None:
     done = run(["linkbench", "--help"], PYTHONIOENCODING="latin-1")
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\\u2026" in done.stdout
+
+
+def test_output_that_has_become_a_pipe_takes_all_text_too(tmp_path: Path) -> None:
+    """As that of a worker that the fork server forked."""
+    code = (
+        "import os, sys; from tasuki.command_line import print_all_letters; read, write = os.pipe();"
+        "os.dup2(write, 1); print_all_letters(); print('caf\\udce9', flush=True);"
+        "os.write(2, os.read(read, 99))"
+    )
+    with (tmp_path / "out").open("w") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            env={**environment(), "PYTHONIOENCODING": "utf-8"},
+        )
+    assert (done.returncode, done.stderr) == (0, ODD + b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import dataclasses
 import inspect
 import io
@@ -53,7 +54,9 @@ def print_all_letters() -> None:
     """
     codecs.register_error("tasuki", _as_bytes_or_escapes)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="tasuki")
+        # In a worker that was forked it has become a pipe, which has no position; it is set first.
+        with contextlib.suppress(OSError):
+            sys.stdout.reconfigure(errors="tasuki")
 
 
 def _as_bytes_or_escapes(error: UnicodeError) -> tuple[str | bytes, int]:
