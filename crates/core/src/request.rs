@@ -13,9 +13,9 @@ pub const PREFIX_TOKENS: usize = 64;
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestView {
     pub model: ModelId,
-    /// The name of the adapter that it is for, if it is for one.
-    pub adapter: Option<Arc<str>>,
-    /// The workers that have its adapter: no other takes it. `None`: all of the model do.
+    /// The names of the adapters that it is for. A batch may be for several.
+    pub adapters: Vec<Arc<str>>,
+    /// The workers that have its adapters: no other takes it. `None`: all of the model do.
     pub only: Option<Arc<BTreeSet<WorkerId>>>,
     /// Of the workers whose output the client has begun to get: workers of another identity
     /// cannot go on with it. `None`: it has none yet.
@@ -113,7 +113,7 @@ impl RequestView {
     pub fn new(prompt_tokens: u32, max_tokens: u32) -> Self {
         Self {
             model: ModelId::default(),
-            adapter: None,
+            adapters: Vec::new(),
             only: None,
             bound_to: None,
             prompt_tokens,
@@ -146,7 +146,7 @@ impl RequestView {
         }
     }
 
-    /// Whether the worker has the adapter that it is for, if it is for one.
+    /// Whether the worker has the adapters that it is for.
     pub fn allows(&self, worker: WorkerId) -> bool {
         let only = self.only.as_ref();
         only.is_none_or(|workers| workers.contains(&worker))

@@ -44,8 +44,8 @@ pub struct OpaqueRequest {
     pub content: Opaque,
     /// That the worker makes of it: prompts times choices, at least 1.
     pub sequences: u32,
-    /// The name of the adapter that it is for: only some of the model's workers may have it.
-    pub adapter: Option<Arc<str>>,
+    /// The names of the adapters that it is for: only some of the model's workers may have them.
+    pub adapters: Vec<Arc<str>>,
     /// Only workers of this identity can take it; `None`: all of the model.
     pub bound_to: Option<Identity>,
     /// Why it has no handoff by ticket, if it has none.

@@ -13,8 +13,9 @@
 //! memory is promised before prefill begins, and the order of the queue decides, not that in
 //! which requests reached a worker.
 //!
-//! A request for an adapter that waits for room on the workers that have it keeps its place. Those
-//! behind it are let in if their placement has none of these workers.
+//! A request that only some workers may serve, those that have its adapter or those of SGLang, keeps
+//! its place while it waits for room there. Those behind it are let in if their placement has none
+//! of these workers.
 //!
 //! A request is refused when it comes, if its first token is expected later than the
 //! objective, and while it waits, once that is certain. Requests that were let in are never
@@ -221,7 +222,7 @@ impl Line {
         verdicts: &mut Vec<(EntrantId, Verdict)>,
     ) {
         let since = self.nowhere_since;
-        // Requests for adapters wait for room on these: no request behind them takes it.
+        // Requests that no others may serve wait for room on these: none behind them takes it.
         let mut awaited = BTreeSet::new();
         while self.doorway.is_none() || config.off {
             let Some((id, forecast)) = self.next(config, now, fleet, &awaited, since) else {
@@ -249,7 +250,7 @@ impl Line {
                 let Some(only) = fleet.only(&next.entrant.view) else {
                     return;
                 };
-                awaited.extend(only);
+                awaited.extend(only.iter());
                 continue;
             }
             // One that did not wait says nothing of how fast the queue moves.

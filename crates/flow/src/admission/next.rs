@@ -14,8 +14,8 @@ impl Line {
     /// will take it, or none could for so long that it is let in and its machine says why.
     ///
     /// One that is too large for the workers that are up waits for the others, and holds up no
-    /// smaller one meanwhile. Nor does one for an adapter whose workers are all `awaited`: others
-    /// before it wait for room there. `since`: of `nowhere_since`, before the first call of a turn.
+    /// smaller one meanwhile. Nor does one that only `awaited` workers may serve: others before it
+    /// wait for room there. `since`: of `nowhere_since`, before the first call of a turn.
     pub(super) fn next(
         &mut self,
         config: &AdmissionConfig,
@@ -27,8 +27,11 @@ impl Line {
         self.nowhere_since = None;
         let mut too_large: Option<(u64, u32)> = None;
         for waiting in self.queue.iter() {
-            let only = fleet.only(&waiting.entrant.view);
-            if only.is_some_and(|only| only.is_subset(awaited)) {
+            if !awaited.is_empty()
+                && let Some(only) = fleet.only(&waiting.entrant.view)
+                && !only.is_empty()
+                && only.is_subset(awaited)
+            {
                 continue;
             }
             let view = waiting.view(config, now);

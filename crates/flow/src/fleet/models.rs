@@ -81,11 +81,13 @@ impl Models {
         });
     }
 
-    /// The workers that have the adapter that a request is for; `None`: it is for none, or none
-    /// has it.
-    pub(super) fn with_adapter(&self, request: &RequestView) -> Option<&Arc<BTreeSet<WorkerId>>> {
-        let name = request.adapter.as_deref()?;
-        self.adapters.get(name)?.get(&request.model)
+    /// The workers that have all adapters that a request is for. Adapters that no worker has do not
+    /// count; `None`: there is no other one.
+    pub(super) fn with_adapters(&self, request: &RequestView) -> Option<Arc<BTreeSet<WorkerId>>> {
+        let names = request.adapters.iter();
+        let mut sets = names.filter_map(|name| self.adapters.get(&**name)?.get(&request.model));
+        let first = Arc::clone(sets.next()?);
+        Some(sets.fold(first, |all, set| Arc::new(&*all & &**set)))
     }
 
     /// The model that a worker serves.

@@ -35,10 +35,24 @@ impl FleetState {
         both.is_ok_and(|both| both.iter().any(|worker| workers.contains(worker)))
     }
 
-    /// The only workers that may serve a request: those that have its adapter. `None`: it is for
-    /// no adapter, or none has it.
-    pub(crate) fn only(&self, request: &RequestView) -> Option<&BTreeSet<WorkerId>> {
-        self.models.with_adapter(request).map(Arc::as_ref)
+    /// The only workers that may serve a request: those that have its adapters and the identity that
+    /// it is bound to. `None`: all of the model may.
+    pub(crate) fn only(&self, request: &RequestView) -> Option<Arc<BTreeSet<WorkerId>>> {
+        let only = self.models.with_adapters(request);
+        let Some(identity) = request.bound_to else {
+            return only;
+        };
+        let workers = self.workers.values();
+        let (may, others): (BTreeSet<_>, BTreeSet<_>) = workers
+            .filter(|state| state.model == Some(request.model))
+            .map(|state| (state.view.id, state.view.domain.identity))
+            .partition(|(_, of)| *of == identity);
+        if others.is_empty() {
+            return only;
+        }
+        let may = may.into_iter().map(|(worker, _)| worker);
+        let may = may.filter(|worker| only.as_ref().is_none_or(|only| only.contains(worker)));
+        Some(Arc::new(may.collect()))
     }
 
     /// Workers of a model that take new work.
@@ -68,11 +82,11 @@ impl FleetState {
         Ok(placement)
     }
 
-    /// The request with the workers that hold most of its prompt, and those that have its adapter.
+    /// The request with the workers that hold most of its prompt, and those that have its adapters.
     fn warmed<'a>(&self, request: &'a RequestView) -> Cow<'a, RequestView> {
         let mut known = Cow::Borrowed(request);
-        if let Some(workers) = self.models.with_adapter(request) {
-            known.to_mut().only = Some(Arc::clone(workers));
+        if let Some(workers) = self.models.with_adapters(request) {
+            known.to_mut().only = Some(workers);
         }
         let warm = self.warmest(&known);
         if !warm.is_empty() {

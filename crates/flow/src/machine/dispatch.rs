@@ -280,7 +280,10 @@ impl Machine {
         let lost = state.retries.kv_losses >= self.config.whole_after_kv_losses;
         RequestView {
             model: self.model,
-            adapter: self.opaque.as_ref().and_then(|o| o.adapter.clone()),
+            adapters: {
+                let opaque = self.opaque.as_ref();
+                opaque.map_or_else(Vec::new, |opaque| opaque.adapters.clone())
+            },
             bound_to: self.bound_to,
             resumed_tokens: base,
             choices,

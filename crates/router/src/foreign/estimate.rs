@@ -117,6 +117,29 @@ pub fn switch(body: &Object, name: &str) -> Result<bool, ApiError> {
     Ok(read(body, name, "true or false, without quotes")?.unwrap_or(false))
 }
 
+/// The adapters that SGLang's `lora_path` names: one for all prompts, or one or none for each.
+///
+/// # Errors
+/// `Invalid`: it has another form.
+pub fn lora_path(body: &Object) -> Result<Vec<String>, ApiError> {
+    let form = "the name of an adapter, or a list of names and nulls";
+    let given: Option<OneOrMany> = read(body, "lora_path", form)?;
+    let mut names = match given {
+        None => Vec::new(),
+        Some(OneOrMany::One(name)) => vec![name],
+        Some(OneOrMany::Many(names)) => names.into_iter().flatten().collect(),
+    };
+    names.retain(|name| !name.is_empty()); // SGLang's base
+    Ok(names)
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<Option<String>>),
+}
+
 /// Of `/generate`: one object, or one for each prompt.
 fn sampling_params(body: &Object) -> Result<Vec<Object>, ApiError> {
     let name = "sampling_params";

@@ -7,7 +7,7 @@
 //! ```
 
 mod answer;
-mod estimate;
+pub mod estimate;
 pub mod events;
 mod indivisible;
 pub mod native;

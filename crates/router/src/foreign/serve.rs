@@ -8,7 +8,7 @@ use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tasuki_core::{FailureKind, Identity, Indivisible};
+use tasuki_core::{FailureKind, Identity, Indivisible, ModelId};
 use tasuki_flow::{Opaque, OpaqueRequest, SamplingParams};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -171,15 +171,21 @@ fn generation(
     }
     let asked: Option<String> = body.read("model");
     let adapter = { asked.as_deref() }.and_then(|asked| incoming.model.adapter(asked));
-    // SGLang's requests may name an adapter within the model's name, or beside it.
-    let adapter = match adapter {
-        Some(adapter) => Some(adapter.to_owned()),
-        None => body.read("lora_path").or(asked),
+    let catalog = app.generator.catalog();
+    // SGLang's requests may name adapters within the model's name, or beside it.
+    let beside = estimate::lora_path(&body)?;
+    let bound_to = match incoming.bound_to {
+        None if !beside.is_empty() => Some(sglang_alone(&catalog.sglang, &incoming.model)?),
+        given => given,
     };
-    let bases = &app.generator.catalog().bases;
-    let adapter = adapter.filter(|adapter| !bases.contains(adapter));
+    let mut adapters = match adapter {
+        Some(adapter) => vec![adapter.to_owned()],
+        None if beside.is_empty() => asked.into_iter().collect(),
+        None => beside,
+    };
+    adapters.retain(|adapter| !catalog.bases.contains(adapter));
     let mut cache_salt: String = body.read("cache_salt").unwrap_or_default();
-    if let Some(adapter) = &adapter {
+    for adapter in &adapters {
         // Its KV is not that of the base.
         cache_salt = format!("{cache_salt}\0{adapter}");
     }
@@ -207,11 +213,27 @@ fn generation(
         opaque: Some(OpaqueRequest {
             content: Opaque::new(request),
             sequences: estimate.sequences,
-            adapter: adapter.map(Arc::from),
-            bound_to: incoming.bound_to,
+            adapters: adapters.into_iter().map(Arc::from).collect(),
+            bound_to,
             indivisible,
             resumes: false,
         }),
+    })
+}
+
+/// The identity of a model's SGLang workers: others would ignore `lora_path`, and answer by the base.
+fn sglang_alone(
+    sglang: &[(ModelId, Identity)],
+    model: &ForeignModel,
+) -> Result<Identity, ApiError> {
+    let found = sglang.iter().find(|(id, _)| *id == model.id);
+    found.map(|(_, identity)| *identity).ok_or_else(|| {
+        let message = format!(
+            "lora_path is SGLang's, and no SGLang worker serves {}: leave it out, and give the \
+             adapter's name as the model.",
+            model.names.first().map_or("the model", String::as_str),
+        );
+        ApiError::invalid("lora_path", message)
     })
 }
 

@@ -1,11 +1,14 @@
-//! Requests for adapters that wait for room on the workers that have these, and those behind them.
+//! Requests for adapters, and for one kind of workers, that wait for room on the only workers that
+//! may serve them, and those behind them.
+
+use std::sync::Arc;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::*;
 use crate::fleet::{LoadReport, WorkerInfo};
-use crate::testing::info;
+use crate::testing::{domain, info};
 use crate::{FleetState, WorkerKey};
 use tasuki_core::Payload;
 use tasuki_policy::PolicyConfig;
@@ -17,12 +20,7 @@ fn fleet(workers: &[(&[&str], u64, u32)]) -> (FleetState, Vec<WorkerKey>) {
     let mut fleet = FleetState::new(Vec::new(), PolicyConfig::default());
     let keys = workers.iter().enumerate().map(|(at, (adapters, ..))| {
         let id = fleet.add();
-        let mut info = WorkerInfo {
-            adapters: adapters.iter().map(|&name| name.to_owned()).collect(),
-            num_blocks: 100_000,
-            ..info(&format!("w{at}"))
-        };
-        info.capabilities.payload = Payload::Opaque;
+        let info = worker(&format!("w{at}"), adapters);
         fleet.join(id, info, NOW).expect("it joins")
     });
     let keys: Vec<_> = keys.collect();
@@ -30,6 +28,16 @@ fn fleet(workers: &[(&[&str], u64, u32)]) -> (FleetState, Vec<WorkerKey>) {
         report(&mut fleet, *key, tokens, free_blocks);
     }
     (fleet, keys)
+}
+
+fn worker(name: &str, adapters: &[&str]) -> WorkerInfo {
+    let mut info = WorkerInfo {
+        adapters: adapters.iter().map(|&name| name.to_owned()).collect(),
+        num_blocks: 100_000,
+        ..info(name)
+    };
+    info.capabilities.payload = Payload::Opaque;
+    info
 }
 
 fn report(fleet: &mut FleetState, key: WorkerKey, waiting_prefill_tokens: u64, free_blocks: u32) {
@@ -42,6 +50,11 @@ fn report(fleet: &mut FleetState, key: WorkerKey, waiting_prefill_tokens: u64, f
     fleet.on_report(key, Some(&load), NOW);
 }
 
+fn named(adapter: &str) -> Vec<Arc<str>> {
+    let adapter = (!adapter.is_empty()).then(|| adapter.into());
+    adapter.into_iter().collect()
+}
+
 /// Requests by their adapters ("": none) and prompt tokens.
 fn enter<const N: usize>(
     admission: &mut Admission,
@@ -50,7 +63,7 @@ fn enter<const N: usize>(
 ) -> [EntrantId; N] {
     requests.map(|(adapter, prompt_tokens)| {
         let view = RequestView {
-            adapter: (!adapter.is_empty()).then(|| adapter.into()),
+            adapters: named(adapter),
             ..RequestView::new(prompt_tokens, 10)
         };
         admission.enter(entrant("a", view), fleet)
@@ -84,6 +97,32 @@ fn those_behind_a_request_that_waits_for_its_adapter_go_to_other_workers() {
     assert_eq!(let_in(&mut admission, NOW, &fleet), [base, further]);
     report(&mut fleet, keys[0], 0, BLOCKS);
     assert_eq!(let_in(&mut admission, NOW, &fleet), [first, second]);
+}
+
+#[test]
+fn those_behind_a_request_for_one_kind_of_workers_go_to_others() {
+    let (mut fleet, keys) = fleet(&[(&["x"], FULL, BLOCKS), (&["x"], 0, BLOCKS)]);
+    fleet.leave(keys[0]);
+    let other = WorkerInfo {
+        domain: domain(8),
+        ..worker("w0", &["x"])
+    };
+    let full = fleet.join(keys[0].worker, other, NOW).expect("it joins");
+    report(&mut fleet, full, FULL, BLOCKS);
+    for adapter in ["", "x"] {
+        let mut admission = Admission::new(AdmissionConfig::default());
+        let view = RequestView {
+            adapters: named(adapter),
+            bound_to: Some(domain(8).identity),
+            ..RequestView::new(100, 10)
+        };
+        let bound = admission.enter(entrant("a", view), &fleet);
+        let others = enter(&mut admission, &fleet, [("", 100), ("x", 100)]);
+        assert_eq!(let_in(&mut admission, NOW, &fleet), others);
+        report(&mut fleet, full, 0, BLOCKS);
+        assert_eq!(let_in(&mut admission, NOW, &fleet), [bound]);
+        report(&mut fleet, full, FULL, BLOCKS);
+    }
 }
 
 #[test]
@@ -160,7 +199,7 @@ fn random_requests_take_no_room_from_those_before_them() {
             let tokens = [50, 5_000][random.random_range(0..2)];
             let [id] = enter(&mut admission, &fleet, [(adapter, tokens)]);
             let view = RequestView {
-                adapter: (!adapter.is_empty()).then(|| adapter.into()),
+                adapters: named(adapter),
                 ..RequestView::new(tokens, 10)
             };
             waiting.push((id, view));
@@ -178,7 +217,10 @@ fn random_requests_take_no_room_from_those_before_them() {
                 for (before, other) in waiting.iter().take_while(|(before, _)| *before < id) {
                     let awaited = fleet.only(other);
                     let awaited = awaited.unwrap_or_else(|| panic!("{id:?} passes {before:?}"));
-                    assert!(!fleet.places_on(&view, awaited), "{id:?} passes {before:?}");
+                    assert!(
+                        !fleet.places_on(&view, &awaited),
+                        "{id:?} passes {before:?}"
+                    );
                 }
             }
         }

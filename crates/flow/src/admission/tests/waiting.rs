@@ -147,7 +147,7 @@ fn a_request_whose_only_worker_that_serves_it_whole_is_down_holds_nobody_up() {
 #[test]
 fn a_request_whose_adapter_or_engine_is_down_holds_nobody_up() {
     let adapter = RequestView {
-        adapter: Some("x".into()),
+        adapters: vec!["x".into()],
         ..RequestView::new(100, 10)
     };
     let engine = RequestView {

@@ -225,7 +225,7 @@ fn with_adapters(engine: &str, model: &str, adapters: &[&str]) -> WorkerInfo {
 
 fn named(name: &str) -> RequestView {
     RequestView {
-        adapter: Some(name.into()),
+        adapters: vec![name.into()],
         ..request(0, None)
     }
 }
@@ -264,6 +264,29 @@ fn a_request_for_an_adapter_goes_to_workers_that_have_it() {
         assert!(fleet.on_info(keys[0], with_adapters("a", "m", &[])));
         fleet.remove(WorkerId(1));
         assert!(place(&mut fleet, "x").is_ok(), "nobody is known to have it");
+    }
+}
+
+#[test]
+fn a_batch_for_several_adapters_goes_to_workers_that_have_all() {
+    let mut fleet = FleetState::new(Vec::new(), PolicyConfig::default());
+    for (at, adapters) in [&["x"][..], &["x", "y"], &["y"], &["z"]].iter().enumerate() {
+        let id = fleet.add();
+        let info = with_adapters(&format!("e{at}"), "m", adapters);
+        fleet.join(id, info, NOW).expect("joined");
+    }
+    let mut place = |names: &[&str]| {
+        let request = RequestView {
+            adapters: names.iter().map(|&name| name.into()).collect(),
+            ..request(0, None)
+        };
+        let placed = fleet.place(&request);
+        placed.map(|placed| placed.prefill.key.worker.0)
+    };
+    for _ in 0..10 {
+        assert_eq!(place(&["x", "y"]), Ok(1));
+        assert_eq!(place(&["z", "unknown"]), Ok(3), "its worker says so");
+        assert_eq!(place(&["x", "z"]), Err(NoPlacement::NoAdapter));
     }
 }
 

@@ -86,7 +86,7 @@ impl Request {
             opaque: Some(OpaqueRequest {
                 content: Opaque::new("content"),
                 sequences,
-                adapter: Some("adapter".into()),
+                adapters: vec!["adapter".into()],
                 bound_to: Some(Identity([3; 16])),
                 indivisible,
                 resumes: false,
@@ -178,7 +178,7 @@ fn a_missing_ticket_keeps_the_next_attempt_whole() {
     let mut request = Request::start(1);
     assert_eq!(request.legs(), [(0, LegKind::Prefill, 1)], "however short");
     assert_eq!(request.fleet.asked[0].bound_to, Some(Identity([3; 16])));
-    assert_eq!(request.fleet.asked[0].adapter.as_deref(), Some("adapter"));
+    assert_eq!(request.fleet.asked[0].adapters, ["adapter".into()]);
     request.end((0, 0), R::HandedOff, None);
     assert_eq!(request.legs(), [(0, LegKind::Colocated, 1)]);
 }

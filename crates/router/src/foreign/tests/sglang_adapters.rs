@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::fake::{Fabric, FakeWorker};
-use super::sglang_worker::{adapter, start, url};
+use super::sglang_worker::{adapters, start, url};
 use super::vllm::{CHAT, COMPLETIONS};
 use super::{Router, vllm_worker};
 
@@ -83,13 +83,58 @@ async fn an_adapter_that_is_named_as_the_model_is_not_answered_by_the_base() {
             r#"{"text":"a","lora_path":"lora"}"#,
             Some("lora"),
         ),
+        (
+            CHAT,
+            r#"{"model":"lora","lora_path":"","messages":[]}"#,
+            Some("lora"),
+        ),
     ] {
         let got = router.post(path, body).await;
         assert_eq!(got.status, 200, "{}", got.body);
         let sent = worker.bodies().pop().expect("a request");
-        let served = adapter(path, &serde_json::from_str(&sent).unwrap());
-        assert_eq!(served.as_deref(), expected, "{sent}");
+        let served = adapters(path, &serde_json::from_str(&sent).unwrap());
+        assert_eq!(served, Vec::from_iter(expected), "{sent}");
     }
+    fabric.check();
+}
+
+#[tokio::test]
+async fn lora_path_goes_to_sglang_workers_that_have_all_its_adapters() {
+    let (router, workers, fabric) = fleet().await;
+    for lora_path in [r#""special""#, r#"["special",null]"#] {
+        for path in [COMPLETIONS, "/generate"] {
+            let body = format!(
+                r#"{{"model":"theirs","prompt":["a","b"],"text":["a","b"],"lora_path":{lora_path}}}"#
+            );
+            for _ in 0..5 {
+                let got = router.post(path, &body).await;
+                assert_eq!(got.status, 200, "{body} {}", got.body);
+            }
+        }
+    }
+    let served = workers.iter().map(|worker| worker.legs().len());
+    assert_eq!(served.collect::<Vec<_>>(), [0, 0, 20, 20, 0]);
+    let unreadable = r#"{"model":"theirs","prompt":"a","lora_path":[5]}"#;
+    let got = router.post(COMPLETIONS, unreadable).await;
+    assert_eq!(got.status, 400, "{}", got.body);
+    assert!(got.body.contains("lora_path is [5]"), "{}", got.body);
+    fabric.check();
+}
+
+#[tokio::test]
+async fn lora_path_is_refused_where_no_sglang_worker_serves_the_model() {
+    let fabric = Arc::new(Fabric::default());
+    let worker = vllm_worker::start("w", "", &fabric);
+    worker.set(|manner| manner.adapters.push("special"));
+    let router = Router::start(&[vllm_worker::url(&worker)]).await;
+    let body = r#"{"model":"theirs","messages":[],"lora_path":"special"}"#;
+    let got = router.post(CHAT, body).await;
+    assert_eq!(got.status, 400, "{}", got.body);
+    assert!(
+        got.body.contains("no SGLang worker serves theirs"),
+        "{}",
+        got.body
+    );
     fabric.check();
 }
 

@@ -60,11 +60,15 @@ async fn models(State(worker): State<Arc<Worker>>) -> axum::Json<Value> {
     axum::Json(json!({"object": "list", "data": data}))
 }
 
-/// The adapter that serves a request, as 0.5.23 finds it: any other model is the base.
-pub fn adapter(path: &str, body: &Object) -> Option<String> {
+/// The adapters that serve a request, as 0.5.23 finds them: any other model is the base.
+pub fn adapters(path: &str, body: &Object) -> Vec<String> {
     let model: Option<String> = body.read("model").filter(|_| path != "/generate");
     let named = model.and_then(|model| Some(model.split_once(':')?.1.trim().to_owned()));
-    named.or(body.read("lora_path"))
+    if let Some(one) = named.or(body.read("lora_path")) {
+        return vec![one];
+    }
+    let listed: Option<Vec<Option<String>>> = body.read("lora_path");
+    listed.into_iter().flatten().flatten().collect()
 }
 
 /// A version has these pages by one name.
@@ -121,9 +125,8 @@ async fn complete(
     if body.has("kv_transfer_params") {
         return fabric.violation("fields of vLLM");
     }
-    if let Some(adapter) = adapter(&path, &body)
-        && !worker.manner().adapters.contains(&adapter.as_str())
-    {
+    let missing = |adapter: &String| !worker.manner().adapters.contains(&adapter.as_str());
+    if let Some(adapter) = adapters(&path, &body).into_iter().find(missing) {
         return error(
             400,
             &format!("LoRA adapter that has never been loaded: {adapter}"),

@@ -97,6 +97,9 @@ async fn complete(
         (Some(_), false) => "prefill",
     };
     worker.note(&path, &headers, &bytes, leg);
+    if body.has("lora_path") {
+        return fabric.violation("vLLM ignores lora_path, and answers by the base");
+    }
     let Some(request_id) = headers.get("x-request-id").and_then(|id| id.to_str().ok()) else {
         return fabric.violation("no X-Request-Id");
     };

@@ -22,6 +22,7 @@ use super::sglang::{self, Meeting};
 use super::vllm::{self, NoTicket};
 use crate::discovery::{Engine, ForeignAddress};
 use crate::error::ApiError;
+use crate::foreign::estimate;
 use crate::foreign::object::Object;
 use crate::foreign::request::{Answer, ForeignRequest, Head};
 use crate::workers::local_leg::Reports;
@@ -258,13 +259,13 @@ impl Leg<'_> {
             let is_base = || self.site.registry.catalog().bases.contains(asked);
             self.site.names.contains(asked) || !is_base()
         });
-        let adapter = self.spec.opaque.as_ref().and_then(|o| o.adapter.as_deref());
         if !known && request.path.starts_with("/v1/") {
             let own = self.site.names.first();
             own.into_iter().for_each(|own| body.set("model", own));
         } else if self.site.address.engine == Engine::Sglang
-            && let Some(adapter) = asked.filter(|asked| adapter == Some(asked))
-            && !body.has("lora_path")
+            && let Some(adapter) = asked
+            && { self.spec.opaque.iter() }.any(|o| o.adapters.contains(&adapter.as_str().into()))
+            && estimate::lora_path(&body).is_ok_and(|beside| beside.is_empty())
         {
             body.set("lora_path", &adapter);
         }

@@ -55,7 +55,7 @@ impl World {
         let opaque = setup.frames.then(|| OpaqueRequest {
             content: Opaque::new("a request"),
             sequences: 1,
-            adapter: None,
+            adapters: Vec::new(),
             indivisible: None,
             bound_to: None,
             resumes: false,
