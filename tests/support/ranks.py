@@ -1,4 +1,7 @@
-"""Runs a function in as many processes as there are ranks, joined like those of a worker."""
+"""Runs a function in as many processes as there are ranks, joined like those of a worker.
+
+They are forked from a process that has imported torch: the import takes longer than most tests.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 DEADLINE_S = 120.0
+# One fork server serves all modules of tests that have such a context; each preloads torch.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch"])
 
 
 def on_ranks(
@@ -26,10 +32,9 @@ def on_ranks(
     from tasuki.execution.distributed import make_store
 
     store = make_store(size)
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
     processes = [
-        context.Process(
+        _CONTEXT.Process(
             target=_run,
             args=(pipe[1], rank, size, store.port, sys.path, device_type, work, arguments),
         )
