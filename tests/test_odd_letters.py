@@ -60,7 +60,8 @@ def test_the_help_is_shown_where_the_locale_lacks_its_letters() -> None:
 def test_output_that_has_become_a_pipe_takes_all_text_too(tmp_path: Path) -> None:
     """As that of a worker that the fork server forked."""
     code = (
-        "import os, sys; from tasuki.command_line import print_all_letters; read, write = os.pipe();"
+        "import os, sys; from tasuki.command_line import print_all_letters;"
+        "read, write = os.pipe();"
         "os.dup2(write, 1); print_all_letters(); print('caf\\udce9', flush=True);"
         "os.write(2, os.read(read, 99))"
     )
