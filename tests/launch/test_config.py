@@ -194,6 +194,13 @@ def test_bad_settings_are_refused_before_anything_starts(
         )
 
 
+@pytest.mark.parametrize(("names", "said"), [(("a", "b", "a"), "'a', 'b', 'a'"), (("",), "''")])
+def test_a_name_of_the_model_is_given_once_and_not_empty(names: tuple[str, ...], said: str) -> None:
+    with pytest.raises(LaunchError, match=f"--served-model-name is {said}: give each name once"):
+        ServeConfig(model="m", served_names=names)
+    assert ServeConfig(model="m", served_names=("a", "b")).served_names == ("a", "b")
+
+
 def test_workers_are_spread_together_or_by_role() -> None:
     assert Topology().spread_of("decode") == ("all", "pack")
     topology = Topology(1, 2).spread_as(["spread", "decode=strict-spread"])

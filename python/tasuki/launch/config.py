@@ -210,6 +210,11 @@ class ServeConfig:
                 raise LaunchError(
                     f"--{role}-option is given, and there is no {role} worker: give --{role} too"
                 )
+        if len(set(self.served_names)) < len(self.served_names) or "" in self.served_names:
+            raise LaunchError(
+                f"--served-model-name is {', '.join(map(repr, self.served_names))}: give each name"
+                " once, and none that is empty"
+            )
         self._check_strict_roles()
         self._check_hosts()
         self._check_place()
