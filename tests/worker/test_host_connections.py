@@ -301,6 +301,31 @@ def test_a_store_is_reached_through_the_meeting(meeting: Meeting, port: int) -> 
             assert torch.recv(1) == b""
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "no descriptor"), HostsError("gone"), RuntimeError("no thread")]
+)
+def test_a_store_connection_that_fails_does_not_end_the_relay(
+    meeting: Meeting, port: int, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    relay, meet_first = Relay(HOST, port, KEY), hosts.connect
+    monkeypatch.setattr(hosts, "connect", fail)
+    with socket.create_connection((HOST, relay.port), timeout=10) as first:
+        assert first.recv(1) == b""
+    monkeypatch.setattr(hosts, "connect", meet_first)
+    with socket.create_server((HOST, 0)) as store:
+        store.settimeout(10)
+        meeting.store_port = store.getsockname()[1]
+        with socket.create_connection((HOST, relay.port), timeout=10) as second:
+            second.sendall(b"a")
+            accepted, _ = store.accept()
+            with accepted:
+                assert accepted.recv(1) == b"a"
+
+
 def test_settings_are_refused_by_name(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert split_first("10.0.0.1:7100") == ("10.0.0.1", 7100)
     with pytest.raises(HostsError, match="use HOST:PORT"):

@@ -259,7 +259,13 @@ class Relay:
 
     def _accept(self) -> None:
         while (accepted := _next(self._socket)) is not None:
-            relay(connect(*self._first, Hello("store", 0)), accepted)
+            try:
+                relay(connect(*self._first, Hello("store", 0)), accepted)
+            except (HostsError, OSError, RuntimeError) as error:  # the next one may be passed on
+                log.warning("a connection of torch's store is not passed on: %s", error)
+                with contextlib.suppress(OSError):
+                    accepted.shutdown(socket.SHUT_RDWR)  # ends a thread that copies already
+                accepted.close()
 
 
 def relay(connection: Connection, plain: socket.socket) -> None:
