@@ -189,6 +189,21 @@ def test_an_unknown_transport_is_refused_by_name(side: list[str]) -> None:
     assert str(done.exception).startswith("--transport is 'foo': use one of nixl-ucx, host-staged,")
 
 
+@pytest.mark.parametrize("option", ["--peer", "--save", "--against"])
+def test_a_side_that_is_read_takes_no_option_of_the_reader(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasuki.linkbench.source.Source", lambda *_: pytest.fail("it listens"))
+    done = CliRunner().invoke(app, ["linkbench", "--listen", "127.0.0.1:0", option, "127.0.0.1:1"])
+    assert isinstance(done.exception, LinkbenchError), done.exception
+    assert str(done.exception).startswith(f"{option} is given with --listen, which measures noth")
+
+
+def test_an_address_that_cannot_be_had_is_said_with_the_remedy() -> None:
+    with pytest.raises(LinkbenchError, match=r"cannot listen on 192\.0\.2\.1:7 \(.*another --lis"):
+        KvSource("192.0.2.1", 7, "cpu", "shm")
+
+
 def _line_said(capfd: pytest.CaptureFixture[str]) -> str:
     """What is on stderr up to the end of a line: `print` writes the line and its end apart."""
     said: list[str] = []

@@ -85,6 +85,11 @@ def linkbench(
     from tasuki.linkbench.source import Source
 
     if listen:
+        for name, given in (("--peer", peer), ("--save", save), ("--against", baseline)):
+            if given is not None:
+                raise LinkbenchError(
+                    f"{name} is given with --listen, which measures nothing: leave out one of them"
+                )
         address, _, port = listen.rpartition(":")
         source = Source(address.strip("[]"), int(port), source_device, transport)
         print(f"tasuki linkbench listens on {address}:{source.port}", flush=True)

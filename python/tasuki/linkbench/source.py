@@ -79,7 +79,10 @@ class Source:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as error:
-            raise LinkbenchError(f"cannot listen on {host}:{port}: {error}") from error
+            raise LinkbenchError(
+                f"cannot listen on {host}:{port} ({error}): choose another --listen, with an"
+                " address of this machine and a free port"
+            ) from error
         self.port: int = self._listener.getsockname()[1]
 
     def serve(self) -> None:
