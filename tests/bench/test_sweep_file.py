@@ -174,6 +174,7 @@ def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
         ),
         ("workers: 2\nloads: [{name: a, arguments: {base-url: x}}]", "base-url is set by"),
         ("workers: 2\nserve: {prefill: 2}\nloads: [{name: a}]", "prefill is set by the sweep"),
+        ("workers: 2\nserve: {dry-run: true}\nloads: [{name: a}]", "dry-run is set by the sweep"),
         ("workers: 2\nserve: {'max len': 2}\nloads: [{name: a}]", "is no option's name"),
         ("workers: 2\ngoodput: {slo: ttft=1s}", "load is None: name one of the loads"),
         ("workers: 2\nloads: [{name: a}]\ngoodput: {slo: ttft=1s, load: b}", "load is 'b'"),

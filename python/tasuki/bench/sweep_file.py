@@ -53,6 +53,7 @@ _SERVE_ITSELF = frozenset(
         "quiet",
         "worker-base-port",
         "control-socket",
+        "dry-run",
     )
 )
 _LOAD_ITSELF = frozenset(("base-url", "model", "output", "topology", "label"))
