@@ -30,7 +30,8 @@ pub struct RequestView {
     pub choices: u32,
     /// Workers that have part of the prompt in their prefix cache: a few, each once.
     pub warm: Vec<Warm>,
-    /// Workers that just failed this request, the last one last: taken only if nobody else can.
+    /// Workers that just failed this request, the last one last, or whose room requests before it
+    /// wait for: taken only if no others can.
     pub avoid: Vec<WorkerId>,
     /// Equal for requests of one tenant, and where none is named for prompts that begin alike.
     pub session: u64,

@@ -14,8 +14,8 @@
 //! which requests reached a worker.
 //!
 //! A request that only some workers may serve, those that have its adapter or those of SGLang, keeps
-//! its place while it waits for room there. Those behind it are let in if their placement has none
-//! of these workers.
+//! its place while it waits for room there. Those behind it are placed on other workers, if these
+//! have room.
 //!
 //! A request is refused when it comes, if its first token is expected later than the
 //! objective, and while it waits, once that is certain. Requests that were let in are never
@@ -36,7 +36,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use tasuki_core::{Forecast, ModelId};
+use tasuki_core::{Forecast, ModelId, WorkerId};
 
 pub use self::config::AdmissionConfig;
 pub(crate) use self::corrections::P95;
@@ -62,10 +62,11 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const LATEST_RETRY: Duration = Duration::from_secs(60);
 
 /// What becomes of a request.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
-    /// Place it now. The next one follows when [`Admission::passed`] says that it is.
-    Admitted(Forecast),
+    /// Place it now, on other workers than these where that is possible: requests before it wait
+    /// for room there. The next one follows when [`Admission::passed`] says that it is placed.
+    Admitted(Forecast, Vec<WorkerId>),
     Refused(Refusal),
 }
 
@@ -201,7 +202,7 @@ impl Admission {
         let config = self.config;
         let hopeless = self.hopeless.drain(..);
         let mut verdicts: Vec<_> = hopeless
-            .map(|id| (id, Verdict::Admitted(Forecast::default())))
+            .map(|id| (id, Verdict::Admitted(Forecast::default(), Vec::new())))
             .collect();
         for line in self.lines.values_mut() {
             if !line.queue.is_empty() {
@@ -231,7 +232,7 @@ impl Line {
             let Some(forecast) = forecast else {
                 self.queue.let_in(id);
                 self.doorway = Some(id);
-                verdicts.push((id, Verdict::Admitted(Forecast::default())));
+                verdicts.push((id, Verdict::Admitted(Forecast::default(), Vec::new())));
                 return;
             };
             let forecast = self.prompts.with_prompts(forecast, now);
@@ -245,7 +246,8 @@ impl Line {
                 continue;
             }
             let has_room = self.has_room(config, &forecast)
-                && (awaited.is_empty() || !fleet.places_on(&next.view(config, now), &awaited));
+                && (awaited.is_empty()
+                    || !fleet.places_on(&next.view(config, now, &awaited), &awaited));
             if !config.off && !has_room {
                 let Some(only) = fleet.only(&next.entrant.view) else {
                     return;
@@ -262,7 +264,8 @@ impl Line {
             let workers = || fleet.ready_workers(model);
             self.prompts.let_in(&forecast, workers, now);
             self.doorway = Some(id);
-            verdicts.push((id, Verdict::Admitted(forecast)));
+            let avoid = awaited.iter().copied().collect();
+            verdicts.push((id, Verdict::Admitted(forecast, avoid)));
         }
     }
 

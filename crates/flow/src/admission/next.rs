@@ -34,7 +34,7 @@ impl Line {
             {
                 continue;
             }
-            let view = waiting.view(config, now);
+            let view = waiting.view(config, now, awaited);
             let size = (view.total_tokens(), view.choices);
             if too_large.is_some_and(|(tokens, choices)| size.0 >= tokens && size.1 >= choices) {
                 continue;

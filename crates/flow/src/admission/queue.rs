@@ -4,11 +4,11 @@
 //! one another on a scale of work, and the least start is next; so tenants that always have
 //! requests waiting get equal work, and one that comes seldom need not wait for the others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tasuki_core::{Forecast, RequestView};
+use tasuki_core::{Forecast, RequestView, WorkerId};
 
 use super::AdmissionConfig;
 
@@ -42,9 +42,16 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// As a placement would see it now. Without admission no request waits.
-    pub fn view(&self, config: &AdmissionConfig, now: Duration) -> RequestView {
-        let view = self.entrant.view.clone();
+    /// As a placement would see it now, which avoids workers that are `awaited` by others. Without
+    /// admission no request waits.
+    pub fn view(
+        &self,
+        config: &AdmissionConfig,
+        now: Duration,
+        awaited: &BTreeSet<WorkerId>,
+    ) -> RequestView {
+        let mut view = self.entrant.view.clone();
+        view.avoid.extend(awaited);
         match config.off {
             true => view,
             false => RequestView {

@@ -29,7 +29,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tasuki_core::{Chunks, Identity, ModelId};
+use tasuki_core::{Chunks, Identity, ModelId, WorkerId};
 
 pub use self::config::{MachineConfig, OnKvLoss};
 pub use self::io::{Effect, Fleet, Input, Placed, RetryReason};
@@ -109,8 +109,18 @@ impl Machine {
 
     /// Places the request for the first time. If no worker can take it, it fails at once.
     ///
-    /// `waited`: for room, as its forecast has it ([`tasuki_core::Forecast`]).
-    pub fn start(&mut self, waited: bool, now: Duration, fleet: &mut dyn Fleet) {
+    /// `waited`: for room, as its forecast has it ([`tasuki_core::Forecast`]). `avoid`: workers
+    /// that other requests wait for.
+    pub fn start(
+        &mut self,
+        waited: bool,
+        avoid: &[WorkerId],
+        now: Duration,
+        fleet: &mut dyn Fleet,
+    ) {
+        for group in &mut self.groups {
+            group.avoid.extend(avoid);
+        }
         fleet.on_request();
         self.waited = waited;
         self.place_waiting(now, fleet);

@@ -154,7 +154,7 @@ impl World {
         world.receive(valid().remove(2));
         world
             .machine
-            .start(false, Duration::ZERO, &mut &*world.registry);
+            .start(false, &[], Duration::ZERO, &mut &*world.registry);
         world.perform();
         world
     }

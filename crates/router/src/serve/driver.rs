@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use tasuki_core::Chunks;
+use tasuki_core::{Chunks, WorkerId};
 use tasuki_flow::admission::{Entrant, Refusal};
 use tasuki_flow::{Effect, Event, Generation, Input, LegId, Machine, MachineConfig};
 use tasuki_reqlog::RequestLog;
@@ -106,7 +106,7 @@ pub async fn drive(
     };
     // An answer that goes on was let in before.
     let mut turn = None;
-    let mut waited = false;
+    let (mut waited, mut avoid) = (false, Vec::new());
     if !resumes {
         let queue = trace.map(|trace| trace.begin(PhaseName::Queue, Instant::now()));
         let entrant = Entrant {
@@ -121,7 +121,7 @@ pub async fn drive(
             Ok(_) = cancel.wait_for(|&cancel| cancel) => return task.on_input(Input::Cancel),
             admitted = registry.admit(entrant) => admitted,
         };
-        let (admitted, forecast) = match admitted {
+        let (admitted, forecast, awaited) = match admitted {
             Ok(admitted) => admitted,
             Err(refusal) => return task.refuse(&refusal),
         };
@@ -134,13 +134,13 @@ pub async fn drive(
             .admission_wait
             .observe((now - received).as_secs_f64());
         task.checked = Some(Checked::new(&registry, model, forecast, now));
-        waited = forecast.waited;
+        (waited, avoid) = (forecast.waited, awaited);
         turn = Some(admitted);
     }
     if let Some(recording) = &mut task.recording {
         recording.admitted(Instant::now());
     }
-    task.start(waited);
+    task.start(waited, &avoid);
     drop(turn);
     let mut others = Others::new(client, cancel, changes, inbox);
     poll_fn(|context| task.poll(&mut others, context)).await;
@@ -205,14 +205,14 @@ impl RequestTask {
         input
     }
 
-    fn start(&mut self, waited: bool) {
+    fn start(&mut self, waited: bool, avoid: &[WorkerId]) {
         if let Some(legs) = &mut self.legs {
             legs.place();
         }
         let now = Instant::now();
         let since = now.saturating_duration_since(self.received);
         self.machine
-            .start(waited, since, &mut &*self.shared.registry);
+            .start(waited, avoid, since, &mut &*self.shared.registry);
         self.perform_effects(now);
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tasuki_core::{Forecast, ModelId};
+use tasuki_core::{Forecast, ModelId, WorkerId};
 use tasuki_flow::admission::{Entrant, EntrantId, Refusal, Verdict};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
@@ -33,12 +33,15 @@ impl Drop for Turn {
 
 impl Registry {
     /// Waits until the request may be placed. The next one may as soon as the [`Turn`] is
-    /// dropped: hold it until the request is dispatched.
+    /// dropped: hold it until the request is dispatched. The workers are those to avoid.
     ///
     /// # Errors
     ///
     /// It is turned away.
-    pub async fn admit(self: &Arc<Self>, entrant: Entrant) -> Result<(Turn, Forecast), Refusal> {
+    pub async fn admit(
+        self: &Arc<Self>,
+        entrant: Entrant,
+    ) -> Result<(Turn, Forecast, Vec<WorkerId>), Refusal> {
         let (sender, verdict) = oneshot::channel();
         let turn = {
             let mut state = self.lock();
@@ -55,7 +58,7 @@ impl Registry {
             }
         };
         match verdict.await {
-            Ok(Verdict::Admitted(forecast)) => Ok((turn, forecast)),
+            Ok(Verdict::Admitted(forecast, avoid)) => Ok((turn, forecast, avoid)),
             Ok(Verdict::Refused(refusal)) => Err(refusal),
             Err(_) => unreachable!("a waiter is removed with its verdict or by its turn"),
         }

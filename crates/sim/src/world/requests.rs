@@ -188,7 +188,7 @@ impl World<'_> {
                     continue;
                 };
                 match verdict {
-                    Verdict::Admitted(forecast) => self.start(place, forecast),
+                    Verdict::Admitted(forecast, avoid) => self.start(place, forecast, &avoid),
                     Verdict::Refused(refusal) => self.refuse(place, &refusal),
                 }
                 self.admission.withdraw(id);
@@ -201,13 +201,13 @@ impl World<'_> {
         }
     }
 
-    fn start(&mut self, place: u32, forecast: Forecast) {
+    fn start(&mut self, place: u32, forecast: Forecast, avoid: &[WorkerId]) {
         let now = self.now;
         self.with_machine(place, |live, fleet| {
             live.outcome.admitted = Some(now);
             live.forecast = Some((forecast, now));
             let since = now.since(live.received);
-            live.machine.start(forecast.waited, since, fleet);
+            live.machine.start(forecast.waited, avoid, since, fleet);
         });
     }
 

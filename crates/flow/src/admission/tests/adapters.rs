@@ -9,8 +9,8 @@ use rand::{Rng, SeedableRng};
 use super::*;
 use crate::fleet::{LoadReport, WorkerInfo};
 use crate::testing::{domain, info};
-use crate::{FleetState, WorkerKey};
-use tasuki_core::Payload;
+use crate::{Effect, FleetState, Generation, Machine, MachineConfig, SamplingParams, WorkerKey};
+use tasuki_core::{Chunks, Payload};
 use tasuki_policy::PolicyConfig;
 
 const NOW: Duration = Duration::ZERO;
@@ -76,7 +76,7 @@ fn let_in(admission: &mut Admission, now: Duration, fleet: &FleetState) -> Vec<E
     loop {
         match admission.settle(now, fleet)[..] {
             [] => return ids,
-            [(id, Verdict::Admitted(_))] => {
+            [(id, Verdict::Admitted(..))] => {
                 admission.passed(id);
                 ids.push(id);
             }
@@ -137,6 +137,47 @@ fn none_takes_the_room_that_a_request_for_an_adapter_waits_for() {
     assert_eq!(let_in(&mut admission, NOW, &fleet), []);
     report(&mut fleet, keys[0], 0, BLOCKS);
     assert_eq!(let_in(&mut admission, NOW, &fleet), all);
+}
+
+#[test]
+fn a_request_that_prefers_an_awaited_worker_goes_to_another_one_with_room() {
+    // The first worker computes sooner what it has, and has no room for a long prompt.
+    let (mut fleet, keys) = fleet(&[(&["x"], 0, 10), (&[], 1_000, BLOCKS)]);
+    let mut admission = Admission::new(AdmissionConfig::default());
+    let generation = Generation {
+        model: ModelId(0),
+        request_id: "r".to_owned(),
+        prompt: (0..50).collect(),
+        n: 1,
+        sampling: SamplingParams::default(),
+        cache_salt: String::new(),
+        tenant: "a".into(),
+        priority: 0,
+        opaque: None,
+    };
+    let mut machine = Machine::new(generation, Chunks::default(), MachineConfig::default());
+    let [first] = enter(&mut admission, &fleet, [("x", 5_000)]);
+    let second = admission.enter(entrant("a", machine.request()), &fleet);
+    let [third] = enter(&mut admission, &fleet, [("", 50)]);
+    let preferred = fleet.places_on(&RequestView::new(50, 10), &[keys[0].worker].into());
+    assert!(
+        preferred,
+        "alone it would be placed where the first one waits"
+    );
+    let verdicts = admission.settle(NOW, &fleet);
+    let [(id, Verdict::Admitted(forecast, ref avoid))] = verdicts[..] else {
+        panic!("{verdicts:?}");
+    };
+    assert_eq!(id, second);
+    machine.start(forecast.waited, avoid, NOW, &mut fleet);
+    let Some(Effect::Dispatch { leg, .. }) = machine.next_effect() else {
+        panic!("it is not placed");
+    };
+    assert_eq!(leg.worker, keys[1]);
+    admission.passed(second);
+    assert_eq!(let_in(&mut admission, NOW, &fleet), [third]);
+    report(&mut fleet, keys[0], 0, BLOCKS);
+    assert_eq!(let_in(&mut admission, NOW, &fleet), [first]);
 }
 
 #[test]
@@ -214,14 +255,17 @@ fn random_requests_take_no_room_from_those_before_them() {
             for id in let_in(&mut admission, NOW, &fleet) {
                 let at = waiting.iter().position(|(of, _)| *of == id);
                 let (_, view) = waiting.remove(at.expect("it waits"));
+                let mut awaited = BTreeSet::new();
                 for (before, other) in waiting.iter().take_while(|(before, _)| *before < id) {
-                    let awaited = fleet.only(other);
-                    let awaited = awaited.unwrap_or_else(|| panic!("{id:?} passes {before:?}"));
-                    assert!(
-                        !fleet.places_on(&view, &awaited),
-                        "{id:?} passes {before:?}"
-                    );
+                    let only = fleet.only(other);
+                    let only = only.unwrap_or_else(|| panic!("{id:?} passes {before:?}"));
+                    awaited.extend(only.iter());
                 }
+                let view = RequestView {
+                    avoid: awaited.iter().copied().collect(),
+                    ..view
+                };
+                assert!(!fleet.places_on(&view, &awaited), "{id:?} takes their room");
             }
         }
         for key in keys {

@@ -250,7 +250,7 @@ impl World {
             for (id, verdict) in verdicts {
                 let index = self.entered.remove(&id).expect("it waits");
                 match verdict {
-                    Verdict::Admitted(forecast) => {
+                    Verdict::Admitted(forecast, _) => {
                         self.order.push(index);
                         self.admitted.insert(index, (now, forecast));
                         self.dispatch(index, now);

@@ -57,12 +57,12 @@ fn no_request_waits_for_a_worker_while_one_that_costs_hardly_more_has_time() {
     }
     let now = Duration::from_millis(1_010);
     let verdicts = admission.settle(now, &fleet);
-    let [(let_in, Verdict::Admitted(forecast))] = verdicts[..] else {
+    let [(let_in, Verdict::Admitted(forecast, ref avoid))] = verdicts[..] else {
         panic!("{verdicts:?}");
     };
     assert_eq!((let_in, forecast.waited), (id, true));
     // It is placed as it was let in.
-    machine.start(forecast.waited, now, &mut fleet);
+    machine.start(forecast.waited, avoid, now, &mut fleet);
     let Some(Effect::Dispatch { leg, .. }) = machine.next_effect() else {
         panic!("it is not placed");
     };
@@ -105,7 +105,7 @@ fn a_request_that_no_worker_will_ever_take_holds_nobody_up() {
     fleet.remove(WorkerId(1));
     let verdicts = admission.settle(Duration::ZERO, &fleet);
     assert!(
-        matches!(verdicts[..], [(id, Verdict::Admitted(_))] if id == ids[0]),
+        matches!(verdicts[..], [(id, Verdict::Admitted(..))] if id == ids[0]),
         "{verdicts:?}"
     );
 }
@@ -139,7 +139,7 @@ fn a_request_whose_only_worker_that_serves_it_whole_is_down_holds_nobody_up() {
     fleet.leave(keys[0]);
     let verdicts = admission.settle(Duration::ZERO, &fleet);
     assert!(
-        matches!(verdicts[..], [(id, Verdict::Admitted(_))] if id == ids[1]),
+        matches!(verdicts[..], [(id, Verdict::Admitted(..))] if id == ids[1]),
         "{verdicts:?}"
     );
 }
@@ -180,7 +180,7 @@ fn a_request_whose_adapter_or_engine_is_down_holds_nobody_up() {
         }
         let verdicts = admission.settle(Duration::ZERO, &fleet);
         assert!(
-            matches!(verdicts[..], [(id, Verdict::Admitted(_))] if id == ids[1]),
+            matches!(verdicts[..], [(id, Verdict::Admitted(..))] if id == ids[1]),
             "{view:?}, drains: {drains}: {verdicts:?}"
         );
     }
@@ -194,7 +194,7 @@ fn a_request_whose_worker_is_down_holds_up_no_shorter_one() {
     assert_eq!(admission.settle(seconds(1), &fleet), []);
     fleet.on_report(small, Some(&load(0)), seconds(2));
     let let_in = |verdicts: &[_]| match *verdicts {
-        [(id, Verdict::Admitted(_))] => id,
+        [(id, Verdict::Admitted(..))] => id,
         _ => panic!("{verdicts:?}"),
     };
     assert_eq!(let_in(&admission.settle(seconds(2), &fleet)), short);

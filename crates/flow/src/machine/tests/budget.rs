@@ -94,7 +94,7 @@ impl Request {
         };
         request
             .machine
-            .start(false, request.now, &mut request.fleet);
+            .start(false, &[], request.now, &mut request.fleet);
         request.take_effects();
         request
     }

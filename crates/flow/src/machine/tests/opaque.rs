@@ -103,7 +103,7 @@ impl Request {
         };
         request
             .machine
-            .start(false, Duration::ZERO, &mut request.fleet);
+            .start(false, &[], Duration::ZERO, &mut request.fleet);
         request.take();
         request
     }

@@ -117,7 +117,7 @@ impl Case {
             now: Duration::ZERO,
             effects: Vec::new(),
         };
-        case.machine.start(false, case.now, &mut case.script);
+        case.machine.start(false, &[], case.now, &mut case.script);
         case.take_effects();
         case
     }

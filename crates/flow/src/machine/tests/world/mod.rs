@@ -112,7 +112,7 @@ impl World {
             setup,
         };
         let mut views = world.views();
-        world.machine.start(false, world.now, &mut views);
+        world.machine.start(false, &[], world.now, &mut views);
         world.apply();
         world
     }
