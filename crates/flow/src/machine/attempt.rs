@@ -171,7 +171,8 @@ impl Attempt {
 
     /// Workers that the next attempt avoids; the one to be avoided most is the last.
     ///
-    /// A handoff that fails may be the fault of either side.
+    /// A handoff that fails may be the fault of either side. Those that refused before the decode
+    /// leg was sent elsewhere come first.
     pub fn at_fault(&self, reason: RetryReason) -> Vec<WorkerId> {
         let lost = LegState::Ended(LegEndReason::KvLost);
         let of_handoff = self.decode.as_ref().is_some_and(|decode| match reason {
@@ -181,8 +182,12 @@ impl Attempt {
         });
         let failed = matches!(reason, RetryReason::Failed(_) | RetryReason::Refused);
         let legs = self.decode.iter().chain([&self.prefill]);
-        let at_fault = legs.filter(|leg| of_handoff || (failed && leg.has_failed()));
-        at_fault.map(|leg| leg.worker.key.worker).collect()
+        let legs = legs.filter(|leg| of_handoff || (failed && leg.has_failed()));
+        let legs: Vec<WorkerId> = legs.map(|leg| leg.worker.key.worker).collect();
+        let refused = self.refused_by.iter().copied();
+        let mut at_fault: Vec<WorkerId> = refused.filter(|one| !legs.contains(one)).collect();
+        at_fault.extend(legs);
+        at_fault
     }
 
     /// The name of this attempt's leg on a worker.

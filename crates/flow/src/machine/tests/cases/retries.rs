@@ -94,6 +94,17 @@ fn a_worker_that_refused_is_avoided() {
     }
 }
 
+#[test]
+fn workers_that_refused_before_a_retarget_are_avoided_too() {
+    for reason in [R::Refused, R::Failed] {
+        let mut case = Case::plain(&[Ok((0, 1)), Ok((3, 3))], &[2]);
+        case.ended(leg(1, 0), R::Refused);
+        case.failed(leg(2, 0), reason, FailureKind::Device);
+        case.wait(Duration::from_millis(75));
+        assert_eq!(case.script.asked[1].avoid, [WorkerId(1), WorkerId(2)]);
+    }
+}
+
 /// A handshake that is refused, or KV that does not come, is the fault of either side.
 #[test]
 fn after_a_failed_handoff_both_workers_are_avoided() {
