@@ -81,11 +81,16 @@ impl Models {
         });
     }
 
-    /// The workers that have all adapters that a request is for. Adapters that no worker has do not
-    /// count; `None`: there is no other one.
-    pub(super) fn with_adapters(&self, request: &RequestView) -> Option<Arc<BTreeSet<WorkerId>>> {
+    /// The workers that have all adapters that a request is for. Adapters that no worker has which
+    /// `may` take it do not count; `None`: there is no other one.
+    pub(super) fn with_adapters(
+        &self,
+        request: &RequestView,
+        may: impl Fn(&WorkerId) -> bool,
+    ) -> Option<Arc<BTreeSet<WorkerId>>> {
         let names = request.adapters.iter();
-        let mut sets = names.filter_map(|name| self.adapters.get(&**name)?.get(&request.model));
+        let sets = names.filter_map(|name| self.adapters.get(&**name)?.get(&request.model));
+        let mut sets = sets.filter(|set| set.iter().any(&may));
         let first = Arc::clone(sets.next()?);
         Some(sets.fold(first, |all, set| Arc::new(&*all & &**set)))
     }

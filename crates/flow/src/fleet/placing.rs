@@ -38,7 +38,7 @@ impl FleetState {
     /// The only workers that may serve a request: those that have its adapters and the identity that
     /// it is bound to. `None`: all of the model may.
     pub(crate) fn only(&self, request: &RequestView) -> Option<Arc<BTreeSet<WorkerId>>> {
-        let only = self.models.with_adapters(request);
+        let only = self.with_adapters(request);
         let Some(identity) = request.bound_to else {
             return only;
         };
@@ -53,6 +53,16 @@ impl FleetState {
         let may = may.into_iter().map(|(worker, _)| worker);
         let may = may.filter(|worker| only.as_ref().is_none_or(|only| only.contains(worker)));
         Some(Arc::new(may.collect()))
+    }
+
+    /// The workers that have the adapters of a request. Those of another identity than it is bound to
+    /// do not make an adapter known.
+    fn with_adapters(&self, request: &RequestView) -> Option<Arc<BTreeSet<WorkerId>>> {
+        self.models.with_adapters(request, |worker| {
+            let state = self.workers.get(worker);
+            let identity = state.map(|state| state.view.domain.identity);
+            request.bound_to.is_none() || request.bound_to == identity
+        })
     }
 
     /// Workers of a model that take new work.
@@ -85,7 +95,7 @@ impl FleetState {
     /// The request with the workers that hold most of its prompt, and those that have its adapters.
     fn warmed<'a>(&self, request: &'a RequestView) -> Cow<'a, RequestView> {
         let mut known = Cow::Borrowed(request);
-        if let Some(workers) = self.models.with_adapters(request) {
+        if let Some(workers) = self.with_adapters(request) {
             known.to_mut().only = Some(workers);
         }
         let warm = self.warmest(&known);

@@ -291,6 +291,34 @@ fn a_batch_for_several_adapters_goes_to_workers_that_have_all() {
 }
 
 #[test]
+fn an_adapter_of_workers_that_may_not_take_the_request_does_not_count() {
+    let mut fleet = FleetState::new(Vec::new(), PolicyConfig::default());
+    for (engine, identity, adapters) in [("a", 7, &["x"]), ("b", 8, &["y"])] {
+        let id = fleet.add();
+        let info = WorkerInfo {
+            domain: domain(identity),
+            ..with_adapters(engine, "m", adapters)
+        };
+        fleet.join(id, info, NOW).expect("joined");
+    }
+    for (names, expected) in [
+        (&["y"][..], Ok(1)),
+        (&["x"], Ok(1)),
+        (&["x", "y"], Ok(1)),
+        (&[], Ok(1)),
+    ] {
+        let request = RequestView {
+            adapters: names.iter().map(|&name| name.into()).collect(),
+            bound_to: Some(domain(8).identity),
+            ..request(0, None)
+        };
+        let placed = fleet.place(&request);
+        let placed = placed.map(|placed| placed.prefill.key.worker.0);
+        assert_eq!(placed, expected, "{names:?}");
+    }
+}
+
+#[test]
 fn both_workers_of_a_pair_have_the_adapter() {
     let policy = PolicyConfig {
         strict_roles: true,
