@@ -8,6 +8,7 @@ use axum::http::HeaderName;
 use tasuki_core::{Identity, ModelId};
 
 use crate::api_keys::ApiKeys;
+use crate::discovery::Engine;
 use crate::error::ApiError;
 use crate::gate::Gate;
 use crate::health_generate::Probes;
@@ -250,10 +251,9 @@ impl App {
         let catalog = self.generator.catalog();
         let foreign = self.foreign_models();
         let models = foreign.iter().filter_map(|model| {
-            let (_, identity) = catalog.sglang.iter().find(|(id, _)| *id == model.id)?;
             Some(SglangModel {
                 model: model.clone(),
-                identity: *identity,
+                identity: catalog.identity(model.id, Engine::Sglang)?,
             })
         });
         models.collect()

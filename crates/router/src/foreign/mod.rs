@@ -7,6 +7,7 @@
 //! ```
 
 mod answer;
+mod engines;
 pub mod estimate;
 pub mod events;
 mod indivisible;

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tasuki_core::Role;
 
 use crate::app::App;
+use crate::discovery::Engine;
 use crate::error::ApiError;
 use crate::workers::foreign::{MODEL_INFO, SERVER_INFO};
 
@@ -113,10 +114,10 @@ pub async fn model_info(State(app): State<Arc<App>>) -> Result<Response, ApiErro
             asked.await.iter().find_map(Asked::json)
         }
         false => {
-            let sglang = &app.generator.catalog().sglang;
+            let catalog = app.generator.catalog();
             let models = app.foreign_models();
             let mut models = models.iter();
-            let model = models.find(|model| sglang.iter().any(|(id, _)| *id == model.id));
+            let model = models.find(|model| catalog.identity(model.id, Engine::Sglang).is_some());
             model.map(|model| by_name(&model.names[0], model.max_model_len))
         }
     };

@@ -8,12 +8,13 @@ use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use tasuki_core::{FailureKind, Identity, Indivisible, ModelId};
+use tasuki_core::{FailureKind, Identity, Indivisible};
 use tasuki_flow::{Opaque, OpaqueRequest, SamplingParams};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::answer::{AnswerBody, Answering, Next};
+use super::engines;
 use super::estimate::{self, Estimate};
 use super::object::Object;
 use super::request::{Answer, ForeignRequest, Shared, WINDOW_BYTES};
@@ -175,7 +176,7 @@ fn generation(
     // SGLang's requests may name adapters within the model's name, or beside it.
     let beside = estimate::lora_path(&body)?;
     let bound_to = match incoming.bound_to {
-        None if !beside.is_empty() => Some(sglang_alone(&catalog.sglang, &incoming.model)?),
+        None => engines::bound_to(&body, &catalog, &incoming.model)?,
         given => given,
     };
     let mut adapters = match adapter {
@@ -218,22 +219,6 @@ fn generation(
             indivisible,
             resumes: false,
         }),
-    })
-}
-
-/// The identity of a model's SGLang workers: others would ignore `lora_path`, and answer by the base.
-fn sglang_alone(
-    sglang: &[(ModelId, Identity)],
-    model: &ForeignModel,
-) -> Result<Identity, ApiError> {
-    let found = sglang.iter().find(|(id, _)| *id == model.id);
-    found.map(|(_, identity)| *identity).ok_or_else(|| {
-        let message = format!(
-            "lora_path is SGLang's, and no SGLang worker serves {}: leave it out, and give the \
-             adapter's name as the model.",
-            model.names.first().map_or("the model", String::as_str),
-        );
-        ApiError::invalid("lora_path", message)
     })
 }
 

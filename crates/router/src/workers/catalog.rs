@@ -19,8 +19,8 @@ pub struct Catalog {
     limits: BTreeMap<ModelId, ModelLimits>,
     /// Models whose workers take requests as they are.
     pub foreign: Arc<[ForeignModel]>,
-    /// Models that SGLang workers serve, each with the identity of these workers.
-    pub sglang: Vec<(ModelId, Identity)>,
+    /// The identity of each engine's workers, by the model that they serve.
+    engines: Vec<(ModelId, Engine, Identity)>,
     /// Their names without adapters: a request by any other name is not for a model itself.
     pub bases: HashSet<String>,
 }
@@ -43,12 +43,11 @@ impl Catalog {
                 });
             let member = state.members.get(&worker.view.id);
             let address = member.and_then(|member| Address::parse(&member.address).ok());
-            let served = (model, worker.view.domain.identity);
-            if let Some(Address::Foreign(address)) = address
-                && address.engine == Engine::Sglang
-                && !catalog.sglang.contains(&served)
-            {
-                catalog.sglang.push(served);
+            if let Some(Address::Foreign(address)) = address {
+                let served = (model, address.engine, worker.view.domain.identity);
+                if !catalog.engines.contains(&served) {
+                    catalog.engines.push(served);
+                }
             }
         }
         let foreign = state.fleet.opaque_models().map(|model| {
@@ -64,6 +63,13 @@ impl Catalog {
         });
         catalog.foreign = foreign.collect();
         catalog
+    }
+
+    /// Of a model's workers of an engine; `None`: it has none.
+    pub fn identity(&self, model: ModelId, engine: Engine) -> Option<Identity> {
+        let mut served = self.engines.iter();
+        let found = served.find(|(id, by, _)| (*id, *by) == (model, engine));
+        found.map(|(_, _, identity)| *identity)
     }
 
     /// What a model's workers take; `None` while none was ever seen.

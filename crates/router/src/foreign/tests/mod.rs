@@ -2,6 +2,7 @@
 //! it.
 
 mod connection;
+mod engines;
 mod fake;
 mod fake_answer;
 mod sglang;
