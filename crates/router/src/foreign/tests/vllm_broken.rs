@@ -260,6 +260,11 @@ async fn a_worker_that_refuses_is_asked_once() {
         let first = workers.iter().position(|worker| !worker.legs().is_empty());
         let first = &workers[first.expect("one has served it")];
         first.set(|manner| manner.status = Some((status, "full")));
+        until("an idle fleet, as the worker last said", || {
+            router.metric("tasuki_requests_in_flight") + router.metric("tasuki_worker_running")
+                == 0.0
+        })
+        .await;
         assert_eq!(router.post(COMPLETIONS, &body).await.status, 200);
         assert_eq!(first.legs().len(), 2, "{status}: once more");
         fabric.check();
