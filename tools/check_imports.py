@@ -47,6 +47,7 @@ ALLOWED_PACKAGES = {
         "execution.collective",
         "execution.forward",
         "overlap",
+        "whole_file",
     },
     "worker": {
         "attention",
@@ -87,10 +88,11 @@ ALLOWED_PACKAGES = {
         "options",
         "processor",
         "v1",
+        "whole_file",
         "worker",
     },
     "linkbench": {"bench", "command_line", "kv", "launch.parent_death", "v1"},
-    "plot": set(),
+    "plot": {"whole_file"},
     "v1": {"v1"},
 }
 

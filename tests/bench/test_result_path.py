@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,14 +94,14 @@ def test_a_sweep_refuses_its_folder_first(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_failed_write_is_one_line_and_leaves_the_old_result(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     write_result(kept, {"kind": "steps", "schema": "tasuki.bench/1"})
-    (tmp_path / "kept.json.part").mkdir()
+    (tmp_path / f".{os.getpid()}-kept.json").mkdir()
     with pytest.raises(BenchError, match=r"cannot write .*kept\.json \(Is a directory\): choose"):
         write_result(kept, {})
     assert read_result(kept, "steps")
 
 
 def test_a_full_disk_gets_its_room_back(tmp_path: Path) -> None:
-    part = tmp_path / "new.json.part"
+    part = tmp_path / f".{os.getpid()}-new.json"
     part.symlink_to("/dev/full")
     with pytest.raises(BenchError, match=r"No space left on device"):
         write_result(tmp_path / "new.json", {"kind": "steps"})

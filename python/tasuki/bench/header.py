@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import errno
 import importlib.metadata
@@ -16,6 +15,7 @@ from typing import Any
 from tasuki.bench import provenance
 from tasuki.bench.errors import BenchError, RunFailedError
 from tasuki.bench.provenance import own_command
+from tasuki.whole_file import is_device, write_whole
 
 __all__ = ["SCHEMA", "check_writable", "header", "own_command", "read_result", "write_result"]
 
@@ -66,7 +66,7 @@ def check_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if _is_device(path):
+        if is_device(path):
             return
         folder = path.resolve().parent
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,24 +85,10 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
     content = json.loads(json.dumps(dict(result)))  # as a reader will see it
     content[provenance.DIGEST] = provenance.digest(content)
     text = json.dumps(content, indent=1) + "\n"
-    target = path.resolve()
-    part = target.with_name(target.name + ".part")
     try:
-        if _is_device(path):
-            path.write_text(text, encoding="utf-8")
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
+        write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()  # a full disk needs the room
         raise _not_written(path, error) from error
-
-
-def _is_device(path: Path) -> bool:
-    """Whether it is a device or a pipe, such as /dev/null, which no file may replace."""
-    return path.exists() and not path.is_file()
 
 
 def _not_written(path: Path, error: OSError) -> BenchError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from tasuki.plot.load import Source, load
 from tasuki.plot.options import Options
 from tasuki.plot.page import table
 from tasuki.plot.png import write_png
+from tasuki.whole_file import write_whole
 
 _PAGE = "index.html"
 
@@ -60,20 +60,14 @@ def _write(drawn: list[Figure], numbers: str, figure: str, out: Path) -> list[Pa
 
 
 def _whole(path: Path, write: Callable[[Path], None]) -> Path:
-    """Have a file written, in a folder that is made, or leave what is there as it is.
+    """Have a file written, or leave what is there as it is.
 
     Raises:
         PlotError: It cannot be written.
     """
-    target = path.resolve()
-    part = target.with_name(f".part-{target.name}")  # ends as its format needs it
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write(part)
-        part.replace(target)
+        write_whole(path, write)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()  # a full disk needs the room
         raise PlotError(
             f"{path} cannot be written ({error.strerror or error}): choose another --out"
         ) from error

@@ -13,8 +13,8 @@
 //! memory is promised before prefill begins, and the order of the queue decides, not that in
 //! which requests reached a worker.
 //!
-//! A request that only some workers may serve, those that have its adapter or those of SGLang, keeps
-//! its place while it waits for room there. Those behind it are placed on other workers, if these
+//! A request that only some workers may serve, those that have its adapter or those of one engine,
+//! keeps its place while it waits for room there. Those behind it are placed on other workers, if these
 //! have room.
 //!
 //! A request is refused when it comes, if its first token is expected later than the

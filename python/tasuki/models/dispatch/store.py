@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from tasuki.models import cache, gemm_kernels, gemms, kernels
 from tasuki.models.dispatch.table import CHOICES, DispatchError, Table
+from tasuki.whole_file import write_whole
 
 
 def facts_of(device: torch.device) -> dict[str, str]:
@@ -62,10 +62,8 @@ def store(path: Path, facts: Mapping[str, str], table: Table) -> None:
     Raises:
         OSError: There is no room, or no permission.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    part.write_text(json.dumps({"facts": facts, "choices": table.to_json()}, indent=1) + "\n")
-    part.replace(path)
+    text = json.dumps({"facts": facts, "choices": table.to_json()}, indent=1) + "\n"
+    write_whole(path, lambda part: part.write_text(text))
 
 
 def _version(name: str) -> str:

@@ -264,7 +264,7 @@ impl Leg<'_> {
             own.into_iter().for_each(|own| body.set("model", own));
         } else if self.site.address.engine == Engine::Sglang
             && let Some(adapter) = asked
-            && { self.spec.opaque.iter() }.any(|o| o.adapters.contains(&adapter.as_str().into()))
+            && { self.spec.opaque.iter() }.any(|o| o.adapters.iter().any(|one| **one == *adapter))
             && estimate::lora_path(&body).is_ok_and(|beside| beside.is_empty())
         {
             body.set("lora_path", &adapter);
