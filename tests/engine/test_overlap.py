@@ -378,6 +378,27 @@ def test_a_device_that_waited_for_a_launch_is_given_the_next_one_earlier() -> No
     assert engine.due_in_s() < due_after_steps(over=False) < in_time_s
 
 
+def test_how_long_before_a_decode_steps_end_the_next_one_was_planned_is_told() -> None:
+    clock = [0.0]
+    runner = SlowRunner()
+    config = EngineConfig(
+        max_model_len=MAX_LEN, vocab_size=VOCAB, block_size=BLOCK, num_blocks=40, overlap=True
+    )
+    engine = runner.engine = Engine(config, runner, lambda: clock[0])
+    params = SamplingParams(seed=0, max_tokens=30, temperature=0)
+    engine.submit(RequestSpec("a", Leg.COLOCATED, [1] * 5, params))
+    engine.step()
+    clock[0] = 1.0
+    engine.step()  # collects the prompt's step
+    assert engine.load().planned_ahead_s == 0.0
+    for end_s in (2.0, 3.0, 4.0):
+        clock[0] = end_s - 0.3
+        engine.step(wait=False)  # plans the next one
+        clock[0] = end_s
+        engine.step()
+    assert engine.load().planned_ahead_s == pytest.approx(0.3)
+
+
 def test_a_step_that_is_not_over_is_collected_by_a_later_call() -> None:
     runner = SlowRunner()
     config = EngineConfig(

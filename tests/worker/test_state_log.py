@@ -30,6 +30,7 @@ LOAD = EngineLoad(
     waiting_sequences=0,
     waiting_kv_tokens=0,
     awaited_sequences=0,
+    planned_ahead_s=0.0,
     last_decode=None,
     last_prefill=None,
 )

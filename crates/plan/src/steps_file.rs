@@ -50,6 +50,10 @@ pub struct StepsFile {
     /// Files of earlier versions have none.
     #[serde(default)]
     lone: Vec<Lone>,
+    /// How long before a step's end the next one is planned while requests come and end. Files of
+    /// earlier versions, and of workers whose steps do not overlap, have none.
+    #[serde(default)]
+    planned_ahead: Vec<ByBatch>,
     /// By Ctrl-C. Files of earlier versions do not say.
     #[serde(default)]
     pub interrupted: bool,
@@ -188,6 +192,9 @@ impl StepsFile {
     pub fn lead(&self, table: &StepTable) -> Option<PerStep> {
         if self.launch.is_empty() {
             return None;
+        }
+        if !self.planned_ahead.is_empty() {
+            return Some(line(&self.planned_ahead));
         }
         if self.lone.is_empty() {
             let launch = line(&self.launch);
@@ -331,6 +338,8 @@ mod tests {
         };
         near(lead(launch), 2.0);
         near(lead(&format!("{launch}{lone}")), 3.0);
+        let ahead = r#", "planned_ahead": [{"batch": 1, "seconds": 0.004}]"#;
+        near(lead(&format!("{launch}{lone}{ahead}")), 4.0);
         assert_eq!(lead(lone), None, "steps do not overlap");
     }
 }

@@ -451,6 +451,10 @@ pub struct Load {
     /// Of `waiting_sequences`: whose KV is not here yet, since another worker computes the prompt.
     #[prost(uint32, tag = "21")]
     pub awaited_sequences: u32,
+    /// How long before a step that only decodes ended the next one was planned, moving average. A prompt
+    /// that came later was not part of it. 0: not measured, or steps do not overlap.
+    #[prost(double, tag = "22")]
+    pub planned_ahead_s: f64,
 }
 /// What one step contained and how long it took: a cost model is fitted to many of these.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]

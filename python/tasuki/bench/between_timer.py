@@ -30,10 +30,11 @@ import grpc
 
 from tasuki.bench.child import end_child, explain, start_child
 from tasuki.bench.errors import RunFailedError
+from tasuki.bench.steady_load import planned_ahead
+from tasuki.bench.worker_stream import SILENT, require_finished, step_reports, submit
 from tasuki.kv.fleet import DIRECT
 from tasuki.launch.process import describe_exit
 from tasuki.options import arguments
-from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerStub
 from tasuki.worker.config import WorkerConfig
 
@@ -50,7 +51,6 @@ _START_S = 600.0
 _ANSWER_S = 300.0
 _END_S = 20.0
 _LOOK_EVERY_S = 0.1
-_SILENT = "the worker ended its stream in the middle of a load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class Report:
         sample: Number of the last step that only decoded, for the engine.
         sequences: That this step decoded.
         duration_s: Of this step.
+        ahead_s: How long before a step's end the next one is planned; 0: steps do not overlap.
     """
 
     at_s: float
@@ -72,6 +73,7 @@ class Report:
     sample: int
     sequences: int
     duration_s: float
+    ahead_s: float = 0.0
 
 
 def between_s(reports: Sequence[Report], batch: int) -> float | None:
@@ -144,14 +146,16 @@ class Served:
     Attributes:
         loads: Reports of loads whose requests begin together.
         lone: The middle of lone requests; none beside the largest load, which leaves no room.
+        ahead: See `planned_ahead`; none where steps do not overlap.
     """
 
     loads: Loads
     lone: dict[int, Lone]
+    ahead: dict[int, float]
 
 
 def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Served:
-    """`repeat` loads of each size, and lone requests beside them.
+    """`repeat` loads of each size, lone requests beside them, and loads that go on.
 
     Args:
         config: Of the worker, which is started for it.
@@ -163,6 +167,7 @@ def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Se
     """
     found: Loads = {batch: [] for batch in batches}
     lone: dict[int, Lone] = {}
+    ahead: dict[int, float] = {}
     draw = random.Random(0)
     with _worker(config) as where, _every_core():
         for number in range(repeat + 1):
@@ -175,7 +180,11 @@ def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Se
                 seen = list(lone_requests(call, outgoing, batch))
             if seen:
                 lone[batch] = Lone(*map(median, zip(*map(astuple, seen), strict=True)))
-    return Served(found, lone)
+        if any(report.ahead_s for each in found.values() for load in each for report in load):
+            for batch in sorted(batches):
+                with _stream(where) as (call, outgoing):
+                    ahead[batch] = planned_ahead(call, outgoing, batch)
+    return Served(found, lone, ahead)
 
 
 def medians(
@@ -266,7 +275,7 @@ def _read(call: Any, outgoing: SimpleQueue[Any], batch: int, number: int) -> Ite
             for index in range(batch):
                 name, room = f"between-{number}-{index}", message.info.max_model_len
                 answer = min(_ANSWER_TOKENS, room - _PROMPT_TOKENS - 1)
-                outgoing.put(_submit(name, index + 1, message.info, _PROMPT_TOKENS, answer))
+                outgoing.put(submit(name, index + 1, message.info, _PROMPT_TOKENS, answer))
         if not message.HasField("step"):
             continue
         step, last = message.step, message.step.load.last_decode
@@ -278,9 +287,10 @@ def _read(call: Any, outgoing: SimpleQueue[Any], batch: int, number: int) -> Ite
                 sample=last.number,
                 sequences=last.sequences,
                 duration_s=last.duration_s,
+                ahead_s=step.load.planned_ahead_s,
             )
         for end in step.ended:
-            _require_finished(end)
+            require_finished(end)
         left -= len(step.ended)
         if not left:
             return
@@ -302,16 +312,16 @@ def lone_requests(call: Any, outgoing: SimpleQueue[Any], batch: int) -> Iterator
     """
     starting = {f"beside-{index}" for index in range(batch)}
     given = 0
-    steps = _steps(call)
+    steps = step_reports(call)
     for message in call:
         if message.HasField("info"):
             info = message.info
             break
     else:
-        raise RunFailedError(_SILENT)
+        raise RunFailedError(SILENT)
     answer = min(_BESIDE_TOKENS, info.max_model_len - _PROMPT_TOKENS - 1)
     for number, name in enumerate(sorted(starting), 1):
-        outgoing.put(_submit(name, number, info, _PROMPT_TOKENS, answer))
+        outgoing.put(submit(name, number, info, _PROMPT_TOKENS, answer))
     while starting:
         outputs = next(steps).outputs
         starting -= {output.request_id for output in outputs}
@@ -320,7 +330,7 @@ def lone_requests(call: Any, outgoing: SimpleQueue[Any], batch: int) -> Iterator
     for number in range(batch + 1, batch + 1 + _LONE_REQUESTS):
         time.sleep(_APART_S * (number * _GOLDEN % 1.0))
         sent_s = time.perf_counter()
-        outgoing.put(_submit(f"lone-{number}", number, info, prompt, answer=1))
+        outgoing.put(submit(f"lone-{number}", number, info, prompt, answer=1))
         ended: list[Any] = []
         while not ended:
             step = next(steps)
@@ -328,33 +338,8 @@ def lone_requests(call: Any, outgoing: SimpleQueue[Any], batch: int) -> Iterator
             given += len(step.outputs)
         passed_s = time.perf_counter() - sent_s
         for end in ended:
-            _require_finished(end)
+            require_finished(end)
         if any(end.request_id != f"lone-{number}" for end in ended):
             return  # the others are at their end
         worker_s = ended[0].timings.queue_s + ended[0].timings.prefill_s
         yield Lone(passed_s - worker_s, worker_s, _PROMPT_TOKENS + given / batch)
-
-
-def _steps(call: Any) -> Iterator[Any]:
-    for message in call:
-        if message.HasField("step"):
-            yield message.step
-    raise RunFailedError(_SILENT)
-
-
-def _require_finished(end: Any) -> None:
-    if end.reason != pb.LEG_END_FINISHED:
-        raise RunFailedError(f"an answer ended early: {end.message or end.reason}")
-
-
-def _submit(name: str, number: int, info: Any, prompt: int, answer: int) -> Any:
-    draw = random.Random(name)
-    submit = pb.Submit(
-        request_id=name,
-        leg=pb.LEG_COLOCATED,
-        prompt_tokens=[draw.randrange(info.vocab_size) for _ in range(prompt)],
-        choices=[0],
-        sampling=pb.SamplingParams(seed=1, top_p=1.0, max_tokens=answer, repetition_penalty=1.0),
-        number=number,
-    )
-    return pb.RouterMessage(submit=submit)

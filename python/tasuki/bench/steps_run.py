@@ -90,7 +90,7 @@ def run_steps(
     """
     keep_compiled()
     config = worker_config(model, options, grid)
-    served = Served({}, {})
+    served = Served({}, {}, {})
     if grid.decode_batch:  # before the engine, which takes the memory
         say("measuring the steps of a worker that serves …")
         served = serve_loads(config, grid.few_some_many, grid.repeat)
@@ -142,7 +142,11 @@ def run_steps(
             }
     except (KeyboardInterrupt, Exception) as error:
         stopped = error
-    content |= {"launch": _by_batch(launches), "between": _by_batch(between)}
+    content |= {
+        "launch": _by_batch(launches),
+        "between": _by_batch(between),
+        "planned_ahead": _by_batch(served.ahead),
+    }
     return _stopped(content, stopped)
 
 

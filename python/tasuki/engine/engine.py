@@ -209,6 +209,7 @@ class Engine:
             waiting_sequences=sum(len(s.choices) for s in will_decode),
             waiting_kv_tokens=sum(len(s.choices) * len(s.tokens) for s in will_decode),
             awaited_sequences=sum(len(s.choices) for s in inbound),
+            planned_ahead_s=self._rates.planned_ahead_s,
             last_decode=self._rates.last_decode,
             last_prefill=self._rates.last_prefill,
             pages_per_block=pages_per_block(self.config.groups),
@@ -370,6 +371,8 @@ class Engine:
         self._counters.steps += 1
         duration_s = now_s - max(flight.began_s, self._collected_s)
         self._collected_s = now_s
+        if self._flight is not None and not plan.prefill_tokens:
+            self._rates.record_plan(now_s - self._flight.planned_s)
         if plan.draft_tokens:
             base_s = self._rates.decode_s(len(plan.rows), plan.kv_tokens)
             self._scheduler.drafter.learn(plan, duration_s, base_s)

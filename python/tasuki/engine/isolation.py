@@ -38,6 +38,7 @@ class Flight:
 
     Attributes:
         plan: What was launched.
+        planned_s: When its planning began.
         began_s: When the device could begin with it, at the earliest.
         work: What the inner runner made of it.
         masks: What it was sampled with; None: it is not sampled, or has no need of any.
@@ -45,6 +46,7 @@ class Flight:
     """
 
     plan: StepPlan
+    planned_s: float
     began_s: float
     work: Any = None
     masks: StepMasks | None = None
@@ -69,9 +71,9 @@ class IsolatingRunner:
     def launch(self, plan: StepPlan, now_s: float) -> Flight:
         """As the inner runner; what it raises waits for `collect`."""
         try:
-            return Flight(plan, now_s, self._inner.launch(plan))
+            return Flight(plan, now_s, now_s, self._inner.launch(plan))
         except Exception as error:
-            return Flight(plan, now_s, error=error)
+            return Flight(plan, now_s, now_s, error=error)
 
     def sample(self, flight: Flight) -> None:
         """Make the masks of a launched step and have it sampled, if it waits for that.

@@ -72,6 +72,7 @@ class EngineLoad:
     waiting_sequences: int
     waiting_kv_tokens: int
     awaited_sequences: int
+    planned_ahead_s: float
     last_decode: StepSample | None
     last_prefill: StepSample | None
     pages_per_block: float = 1
@@ -86,6 +87,8 @@ class StepRates:
         decode_step_s: Duration of a step that only decodes, as the last ones did.
         lead_s: Between the expected end of a launch and that of the step before
             it; as long as it takes for nearly all launches to be in time.
+        planned_ahead_s: Before a step that only decoded ended, the next one was
+            planned; a prompt that came later was not part of it.
         last_decode: The last step that only decoded.
         last_prefill: The last step with prompt tokens.
     """
@@ -93,6 +96,7 @@ class StepRates:
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
     lead_s: float = 0.5e-3
+    planned_ahead_s: float = 0.0
     last_decode: StepSample | None = None
     last_prefill: StepSample | None = None
     _launch_s: dict[bool, float] = field(default_factory=dict)
@@ -162,6 +166,10 @@ class StepRates:
         """Take into account whether the device had nothing left to do at a launch's end."""
         lead_s = self.lead_s + _LATE_S if late else self.lead_s * _IN_TIME
         self.lead_s = min(max(lead_s, _LEAD_S[0]), _LEAD_S[1])
+
+    def record_plan(self, ahead_s: float) -> None:
+        """Take into account how long before a decode step's end the next one was planned."""
+        self.planned_ahead_s = _blend(self.planned_ahead_s, ahead_s)
 
     def record(self, sample: StepSample) -> None:
         """Take one step into account, and remember it as the last of its kind."""

@@ -378,7 +378,7 @@ class LegTimings(_message.Message):
     def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handshake_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_exposed_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., transfer_blocks: _Optional[int] = ..., prefix_blocks: _Optional[int] = ..., transfer_tail_s: _Optional[float] = ..., transfer_post_s: _Optional[float] = ..., transfer_descriptors: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting_requests", "running_requests", "waiting_prefill_tokens", "free_blocks", "total_blocks", "leased_blocks", "quarantined_blocks", "prefill_tokens_per_s", "decode_step_s", "counters", "stuck_blocks", "running_sequences", "running_kv_tokens", "last_decode", "last_prefill", "waiting_sequences", "kv_pairs", "draining", "waiting_kv_tokens", "awaited_sequences")
+    __slots__ = ("waiting_requests", "running_requests", "waiting_prefill_tokens", "free_blocks", "total_blocks", "leased_blocks", "quarantined_blocks", "prefill_tokens_per_s", "decode_step_s", "counters", "stuck_blocks", "running_sequences", "running_kv_tokens", "last_decode", "last_prefill", "waiting_sequences", "kv_pairs", "draining", "waiting_kv_tokens", "awaited_sequences", "planned_ahead_s")
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +399,7 @@ class Load(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     WAITING_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AWAITED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
     waiting_requests: int
     running_requests: int
     waiting_prefill_tokens: int
@@ -419,7 +420,8 @@ class Load(_message.Message):
     draining: bool
     waiting_kv_tokens: int
     awaited_sequences: int
-    def __init__(self, waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., stuck_blocks: _Optional[int] = ..., running_sequences: _Optional[int] = ..., running_kv_tokens: _Optional[int] = ..., last_decode: _Optional[_Union[StepSample, _Mapping]] = ..., last_prefill: _Optional[_Union[StepSample, _Mapping]] = ..., waiting_sequences: _Optional[int] = ..., kv_pairs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ..., draining: bool = ..., waiting_kv_tokens: _Optional[int] = ..., awaited_sequences: _Optional[int] = ...) -> None: ...
+    planned_ahead_s: float
+    def __init__(self, waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., stuck_blocks: _Optional[int] = ..., running_sequences: _Optional[int] = ..., running_kv_tokens: _Optional[int] = ..., last_decode: _Optional[_Union[StepSample, _Mapping]] = ..., last_prefill: _Optional[_Union[StepSample, _Mapping]] = ..., waiting_sequences: _Optional[int] = ..., kv_pairs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ..., draining: bool = ..., waiting_kv_tokens: _Optional[int] = ..., awaited_sequences: _Optional[int] = ..., planned_ahead_s: _Optional[float] = ...) -> None: ...
 
 class StepSample(_message.Message):
     __slots__ = ("number", "duration_s", "sequences", "kv_tokens", "prefill_tokens", "prefill_squares")

@@ -202,6 +202,7 @@ def load_to_wire(engine: EngineLoad, counters: EngineCounters, handoffs: Handoff
         waiting_sequences=engine.waiting_sequences,
         waiting_kv_tokens=engine.waiting_kv_tokens,
         awaited_sequences=engine.awaited_sequences,
+        planned_ahead_s=engine.planned_ahead_s,
         last_decode=_sample_to_wire(engine.last_decode),
         last_prefill=_sample_to_wire(engine.last_prefill),
         counters=pb.Counters(

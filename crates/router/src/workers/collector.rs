@@ -23,7 +23,7 @@ type Labels = [(&'static str, String); 3];
 /// Name, help, and where the value is.
 type Reading<From, To> = (&'static str, &'static str, fn(&From) -> To);
 
-const GAUGES: [Reading<v1::Load, f64>; 10] = [
+const GAUGES: [Reading<v1::Load, f64>; 11] = [
     ("waiting", "Requests that are not scheduled yet", |l| {
         f64::from(l.waiting_requests)
     }),
@@ -60,6 +60,11 @@ const GAUGES: [Reading<v1::Load, f64>; 10] = [
     ("decode_step_seconds", "Measured decode step", |l| {
         l.decode_step_s
     }),
+    (
+        "planned_ahead_seconds",
+        "How long before a decode step's end the next one was planned",
+        |l| l.planned_ahead_s,
+    ),
 ];
 
 const COUNTERS: [Reading<v1::Counters, u64>; 16] = [
