@@ -90,6 +90,12 @@ def test_the_cache_is_of_the_models_dtype_unless_told() -> None:
     assert on_cpu == Dtypes(torch.float32, torch.float32)
 
 
+def test_the_log_names_the_dtype_that_was_chosen_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tasuki.worker.device")
+    choose_dtypes(config(), SPEC, GPU)
+    assert caplog.messages == ["dtype bfloat16: the default on cuda"]
+
+
 def test_a_cache_of_another_dtype_is_refused_on_the_cpu() -> None:
     given = config(dtype="float32", kv_dtype="bfloat16")
     with pytest.raises(ConfigError, match=r"kv-dtype is bfloat16, .*\(float32\) or fp8: use auto"):

@@ -185,7 +185,7 @@ def choose_dtype(spec: ModelSpec, device: torch.device | str) -> tuple[torch.dty
     """
     device = torch.device(device)
     if device.type != "cpu":
-        return torch.bfloat16, f"bfloat16: what {device.type} devices are made for"
+        return torch.bfloat16, f"bfloat16: the default on {device.type}"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

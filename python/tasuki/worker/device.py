@@ -130,7 +130,7 @@ def choose_dtypes(config: WorkerConfig, spec: ModelSpec, device: torch.device) -
         model = torch.bfloat16
     elif config.dtype == "auto":
         model, reason = choose_dtype(spec, device)
-        log.info("dtype %s: %s", model, reason)
+        log.info("dtype %s", reason)
     else:
         model = _DTYPES[config.dtype]
     kv = model if config.kv_dtype == "auto" else _DTYPES[config.kv_dtype]
