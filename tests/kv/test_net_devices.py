@@ -45,6 +45,7 @@ def test_the_device_is_that_of_the_address(host: str, devices: str, sysfs: Path)
     chosen, why = net_devices(Network(host), sysfs)
     assert chosen == devices
     assert host in why
+    assert devices != "eth0" or why == f"eth0, which has {host}"
 
 
 def test_rdma_devices_go_with_every_network_but_loopback(sysfs: Path) -> None:

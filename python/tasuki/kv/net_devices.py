@@ -71,7 +71,7 @@ def net_devices(network: Network, sysfs: Path = SYSFS) -> tuple[str, str]:
         interface = interface_of(str(address))
     chosen, which = _rdma(network, sysfs)
     if interface is not None:
-        return ",".join([interface, *chosen]), f"{interface} has {host}{which}"
+        return ",".join([interface, *chosen]), f"{interface}, which has {host}{which}"
     why = f"{host} is no single interface's address"
     if len(chosen) == len(rdma_devices(sysfs)):
         return ANY, f"all network devices: {why}"
