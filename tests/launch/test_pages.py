@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +77,14 @@ def test_targets_of_make_are_there() -> None:
         name for page in PAGES for name in re.findall(r"`make ([a-z][a-z-]*)", page.read_text())
     }
     assert {"demo", "quick"} <= named <= targets
+
+
+def test_every_marker_of_tests_is_described() -> None:
+    settings = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    there = {line.split(":")[0] for line in settings["tool"]["pytest"]["ini_options"]["markers"]}
+    page = (CHECKOUT / "CONTRIBUTING.md").read_text()
+    table = page[page.index("| marker |") :].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == there
 
 
 @pytest.mark.system
