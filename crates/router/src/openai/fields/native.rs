@@ -124,7 +124,11 @@ pub const NATIVE_FIELDS: &[Field] = &[
         "Choices for each prompt, 1 to 128; the answer is a list",
     ),
     supported("stop", SamplingParams, "Up to 16 strings of 1 KiB"),
-    supported("stop_token_ids", SamplingParams, "Further end tokens"),
+    supported(
+        "stop_token_ids",
+        SamplingParams,
+        "Up to 128 further end tokens",
+    ),
     supported(
         "ignore_eos",
         SamplingParams,
@@ -151,7 +155,11 @@ pub const NATIVE_FIELDS: &[Field] = &[
         SamplingParams,
         "0.01 to 10, of prompt and output",
     ),
-    supported("logit_bias", SamplingParams, "Up to 1,024 tokens"),
+    supported(
+        "logit_bias",
+        SamplingParams,
+        "-100 to 100 for up to 1,024 tokens",
+    ),
     supported(
         "sampling_seed",
         SamplingParams,

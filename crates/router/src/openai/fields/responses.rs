@@ -70,7 +70,11 @@ pub const RESPONSES_FIELDS: &[Field] = &[
         Responses,
         "0.01 to 10, of prompt and output",
     ),
-    supported("logit_bias", Responses, "Up to 1,024 tokens"),
+    supported(
+        "logit_bias",
+        Responses,
+        "-100 to 100 for up to 1,024 tokens",
+    ),
     supported("seed", Responses, "The same seed gives the same tokens"),
     supported(
         "chat_template_kwargs",

@@ -35,13 +35,13 @@ pub const FIELDS: &[Field] = &[
     supported(
         "max_tokens",
         Both,
-        "At least 1 in chats; not given: chats fill the context, completions have 16",
+        "At least 1, in completions with `echo` 0 too; not given: chats fill the context, completions have 16",
     ),
     supported("max_completion_tokens", Both, "The newer name, which wins"),
     supported("min_tokens", Both, "No stop before"),
     supported("ignore_eos", Both, "Goes on after the model's end token"),
     supported("stop", Both, "Up to 16 strings of 1 KiB"),
-    supported("stop_token_ids", Both, "Further end tokens"),
+    supported("stop_token_ids", Both, "Up to 128 further end tokens"),
     supported(
         "include_stop_str_in_output",
         Both,
@@ -63,11 +63,11 @@ pub const FIELDS: &[Field] = &[
         Both,
         "0.01 to 10, of prompt and output",
     ),
-    supported("logit_bias", Both, "Up to 1,024 tokens"),
+    supported("logit_bias", Both, "-100 to 100 for up to 1,024 tokens"),
     supported(
         "seed",
         Both,
-        "64 bits; the same seed gives the same tokens, also after a fault",
+        "A signed number of 64 bits; the same seed gives the same tokens, also after a fault",
     ),
     supported(
         "logprobs",

@@ -164,7 +164,8 @@ The paths are OpenAI's (`POST /v1/chat/completions`, `/v1/responses`, `/v1/compl
 (`/tokenize`, `/detokenize`), SGLang's (`/generate` and [others](#sglangs-paths)), `/health`, `/ready` and `/metrics`.
 The router does what a field asks for, or refuses the request with status 400, the field in `error.param`, and
 `unsupported_parameter` in `error.code`. That holds for names that are not in these tables too. Values out of range are
-a 400 with another code or none. `null` asks for nothing.
+a 400 with another code or none. A field of the tables that is `null` counts as left out. `both` in the tables is chats
+and completions.
 
 Fields that bind the form of an answer: [docs/structured-output.md](structured-output.md).
 

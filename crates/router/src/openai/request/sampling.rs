@@ -34,6 +34,12 @@ pub fn sampling_params(
         ),
         top_k: match fields.top_k {
             Some(-1) => 0,
+            Some(given @ ..-1) => {
+                return Err(ApiError::invalid(
+                    "top_k",
+                    format!("top_k is {given}; it must be at least -1."),
+                ));
+            }
             given => integer("top_k", given, 0..=i64::from(u32::MAX))?
                 .or(defaults.top_k)
                 .unwrap_or(0),
@@ -185,7 +191,7 @@ mod tests {
             (r#"{"temperature":2.1}"#, "2.1"),
             (r#"{"top_p":0}"#, "0"),
             (r#"{"top_p":1.01}"#, "1.01"),
-            (r#"{"top_k":-2}"#, "-2"),
+            (r#"{"top_k":-2}"#, "-2; it must be at least -1"),
             (r#"{"min_p":1.5}"#, "1.5"),
             (r#"{"presence_penalty":3}"#, "3"),
             (r#"{"frequency_penalty":-3}"#, "-3"),
