@@ -4,9 +4,9 @@
 
 Needs no GPU: result files of `plan_regret.py` hold each run's figures, the simulated ones of their
 own revision, and the step table by which those were found. The same loads are simulated from the
-same tables, and by the newest one, which has steps of 48 sequences and of 2,048 tokens too. Tables
-from before `decode_rows` get the rows that workers of their revisions recorded CUDA graphs for,
-which were the same.
+same tables, and by the newest one, which has steps of 48 sequences and of 2,048 tokens too, and how
+early steps are planned. Tables from before `decode_rows` get the rows that workers of their
+revisions recorded CUDA graphs for, which were the same.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tasuki.processor import usable_cores
 
 RESULTS = ROOT / "benchmarks" / "results"
 RESULT = RESULTS / "simulated_again.json"
-NAMES = ("open_loop_1xh200", "plan_regret_2xh200_w1")  # of seeds as now
-FINER = "open_loop_2xh200_chat"  # has a table of the same kind of GPU, with more steps
+NAMES = ("open_loop_2xh200_w1", "open_loop_2xh200_chat", "plan_regret_2xh200_w1")  # of seeds as now
+FINER = "open_loop_1xh200"  # has a table of the same kind of GPU
 DESIGN = re.compile(r"([\dpdm]+)(?: (strict))?(?: (\d+))?(?: ([\d.]+)ms)?")
 
 

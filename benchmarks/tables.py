@@ -71,6 +71,7 @@ TABLES: dict[str, Callable[[], str]] = {
         "plan_regret_2xh200_chat",
         "open_loop_2xh100",
     ),
+    "open-loops-one-gpu": open_loops("open_loop_1xh200"),
     "simulated-again": simulated_again,
     "open-loop-errors-chat-now": open_loop_errors("open_loop_2xh200_chat"),
     "open-loop-errors-w1-now": open_loop_errors("open_loop_2xh200_w1"),

@@ -177,10 +177,11 @@ def open_loops(*names: str) -> Callable[[], str]:
                 both = [run[way] for way in ("measured", "simulated")]
                 shares = [f"{100 * way['loose']['attainment']:.0f}%" for way in both]
                 cells = [_beside(number(way[kind][key]) for way in both) for kind, key in columns]
-                heads = [result["machine"]["gpus"][0], run["load"], run["design"]]
+                gpus = result["machine"]["gpus"]
+                heads = [f"{len(gpus)} x {gpus[0]}", run["load"], run["design"]]
                 lines.append([*heads, number(run["rate"]), _beside(shares), *cells])
         columns_ms = ("TTFT p50 ms", "p95", "TPOT p50 ms", "p95")
-        heads = ("two of", "load", "topology", "requests/s", "in time", *columns_ms)
+        heads = ("GPUs", "load", "topology", "requests/s", "in time", *columns_ms)
         return "\n\n".join(sources) + "\n\n" + rows(heads, lines)
 
     return table
@@ -212,18 +213,9 @@ def open_loop_errors(name: str) -> Callable[[], str]:
 def simulated_again() -> str:
     """How far this simulator is off under loads that were measured before, and that one's was."""
     keys = [f"{kind}_{part}_ms" for kind in ("ttft", "tpot") for part in ("median", "p95")]
-    columns_ms = ("TTFT p50 ms", "p95", "TPOT p50 ms", "p95")
     by_file: dict[tuple[str, str], list[Any]] = {}
-    lines = []
     for run in load("simulated_again")["runs"]:
         by_file.setdefault((run["file"], run["load"]), []).append(run)
-        if run["file"] == "open_loop_1xh200":
-            cells = [
-                _beside(number(run[way][key]) for way in ("measured", "again")) for key in keys
-            ]
-            heads = [run["load"], run["design"], number(run["rate"])]
-            lines.append([*heads, f"{100 * run['in_time']:.0f}%", *cells])
-    each = rows(("load", "topology", "requests/s", "in time", *columns_ms), lines)
     lines = []
     for (name, of), runs in by_file.items():
         for way, when in (("simulated", "then"), ("again", "now"), ("finer", "now, finer table")):
@@ -242,7 +234,7 @@ def simulated_again() -> str:
         "TPOT p50",
         "p95",
     )
-    return source("simulated_again") + each + "\n\n" + rows(heads, lines)
+    return source("simulated_again") + rows(heads, lines)
 
 
 def _beside(values: Iterable[str]) -> str:
