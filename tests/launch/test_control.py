@@ -56,6 +56,34 @@ def test_an_order_is_answered(server: ControlServer, folder: Path) -> None:
     assert send_order(server.path, "decode", 1) == "decode: 1"
 
 
+def test_the_folder_under_tmp_is_this_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(control, "_TEMPORARY", tmp_path)
+    base = tmp_path / f"tasuki-{os.getuid()}"
+    before = os.umask(0o002)
+    try:
+        serving(None).close()
+        assert stat.S_IMODE(base.stat().st_mode) == 0o700
+        base.chmod(0o777)  # as an older version made it
+        serving(None).close()
+        assert stat.S_IMODE(base.stat().st_mode) == 0o700
+    finally:
+        os.umask(before)
+    (base / "tasuki").rename(tmp_path / "elsewhere")
+    (base / "tasuki").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LaunchError, match=r"tasuki is a link.*remove it, or set XDG_RUNTIME_DIR"):
+        ControlServer(None)
+    (tmp_path / f"tasuki-{os.getuid() + 1}").mkdir()
+    another, owner = os.getuid() + 1, os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: another)
+    refused = f"tasuki-{another} is a folder of user {owner}, and .* folder of user {another}"
+    for use in (lambda: ControlServer(None), lambda: send_order(None, "decode", 1)):
+        with pytest.raises(LaunchError, match=refused):
+            use()
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED, errno.EPERM])
 def test_orders_are_taken_after_one_was_not_or_threads_were_used_up(
     server: ControlServer, monkeypatch: pytest.MonkeyPatch, number: int

@@ -16,6 +16,7 @@ import json
 import os
 import queue
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ _SUFFIX = ".sock"
 _CLOSED = (errno.EINVAL, errno.EBADF)  # of a listening socket, after `close`
 _REFUSED_S = 1.0  # the same, where no thread waits for it
 _ACCEPT_AGAIN_S = 0.2
+_TEMPORARY = Path("/tmp")  # not TMPDIR, which `tasuki scale` may have otherwise than the launcher
 
 Obey = Callable[[str, int], str]
 """Carries out an order, on the main thread: role, count; gives what was done."""
@@ -44,9 +46,43 @@ class ControlError(TasukiError):
 
 
 def runtime_folder() -> Path:
-    """Where launchers have their sockets unless they are told another place."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/tasuki-{os.getuid()}"
-    return Path(base, "tasuki")
+    """Where launchers have their sockets unless they are told another place.
+
+    Raises:
+        LaunchError: It is in the temporary folder, and cannot be made or is another user's.
+    """
+    if base := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(base, "tasuki")
+    folder = _TEMPORARY / f"tasuki-{os.getuid()}"
+    _own(folder)  # any user may have made it first
+    _own(folder / "tasuki")
+    return folder / "tasuki"
+
+
+def _own(folder: Path) -> None:
+    """Make a folder that this user alone can write to, unless it is there.
+
+    Raises:
+        LaunchError: It cannot be made, or something else is there.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        is_folder, user = stat.S_ISDIR(found.st_mode), os.getuid()
+        if is_folder and found.st_uid == user:
+            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                folder.chmod(0o700)
+            return
+    except OSError as error:
+        raise LaunchError(
+            f"cannot make the folder of control sockets: {error}; set XDG_RUNTIME_DIR to a folder"
+            " of this user"
+        ) from error
+    what = f"a folder of user {found.st_uid}" if is_folder else "a link"
+    raise LaunchError(
+        f"{folder} is {what}, and control sockets must be in a folder of user {user}, who runs"
+        " this: remove it, or set XDG_RUNTIME_DIR to a folder of this user"
+    )
 
 
 class ControlServer:
