@@ -157,6 +157,16 @@ def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
         ("topologies: [2q]\nloads: [{name: a}]", "'2q': write workers by role"),
         ("workers: 0\nloads: [{name: a}]", "workers is 0: use 1 or more"),
         ("workers: two\nloads: [{name: a}]", "workers is 'two'"),
+        ("workers: true\nloads: [{name: a}]", "workers is True: it is no switch: write a number"),
+        (
+            "workers: 2\nloads: [{name: a}]\ngoodput: {slo: ttft=1s, max_probes: true}",
+            "goodput.max_probes is True: it is no switch",
+        ),
+        ("workers: 2\nwarmup_requests: false\nloads: [{name: a}]", "warmup_requests is False: it"),
+        (
+            "workers: 2\nserve: {max-model-len: true}\nloads: [{name: a}]",
+            "serve: max-model-len is true, and it is no flag: give its value",
+        ),
         ("workers: 2\nload: []", "load is no setting: there is model, serve, workers"),
         ("workers: 2\nloads: [{nam: a}]", "loads.0"),
         ("workers: 2\nloads: [{}]", "loads.0.name is missing"),

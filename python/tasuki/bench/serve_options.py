@@ -104,6 +104,11 @@ def with_flags(options: Mapping[str, Any], where: str) -> dict[str, Any]:
                 f"{where}: {name} has {len(value)} values and takes one: give each to an entry of"
                 " topologies, as its serve"
             )
+        if isinstance(value, bool) and not _is_flag()[dashed]:
+            raise BenchError(
+                f"{where}: {name} is {str(value).lower()}, and it is no flag: give its value, or"
+                " take it out"
+            )
         if value is None or isinstance(value, bool) or not _is_flag()[dashed]:
             continue
         if str(value).lower() not in _VALUES:

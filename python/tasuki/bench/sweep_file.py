@@ -27,6 +27,7 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -65,6 +66,13 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_switch(cls, said: Any) -> Any:
+        if isinstance(said, bool):  # which pydantic takes for 1 or 0
+            raise ValueError("it is no switch: write a number, a name or a list, as the setting is")
+        return said
 
 
 class TopologyEntry(_Strict):
