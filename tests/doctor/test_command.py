@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from support.pictures import worker
 from typer.testing import CliRunner
 
 from tasuki.cli import app
 from tasuki.doctor.command import doctor
+from tasuki.doctor.look import Look
+from tasuki.doctor.picture import Fleet
 from tasuki.doctor.report import exit_code
 from tasuki.doctor.result import DoctorError, Finding, Outcome
 
@@ -57,6 +60,30 @@ def test_a_log_that_cannot_be_read_is_refused_before_the_look(tmp_path: Path) ->
     log = tmp_path / "none.log"
     with pytest.raises(DoctorError, match=rf"--request-log {log} cannot be read \(No such file"):
         doctor(["http://127.0.0.1:1"], request_log=log)
+
+
+@pytest.mark.parametrize("json_wanted", [False, True])
+@pytest.mark.parametrize(("load", "code"), [(25.0, 1), (0.0, 2)])
+def test_a_log_that_cannot_be_replayed_leaves_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json_wanted: bool, load: float, code: int
+) -> None:
+    idle = {"running": 1.0, "waiting": 0.0, "kv_used": 0.1}
+    waits = {"running": 4.0, "waiting": load, "kv_used": 0.1}
+    prefill = worker("p", *[waits] * 6, role="prefill")
+    fleet = Fleet([prefill, worker("d", *[idle] * 6, role="decode")])
+    monkeypatch.setattr(Look, "at", lambda addresses, settings: Look(settings, fleet))
+
+    def fail(log: Path, prefill: int, decode: int) -> str:
+        raise DoctorError(f"{log} cannot be replayed: it has no request")
+
+    monkeypatch.setattr("tasuki.doctor.advice.advice", fail)
+    log = tmp_path / "requests.log"
+    log.write_text("")
+    words = ["doctor", "http://127.0.0.1:1", "--request-log", str(log)]
+    done = CliRunner().invoke(app, [*words, "--json"] if json_wanted else words)
+    assert ("requests wait for prefill" in done.stdout) == bool(load), done.stdout
+    assert done.stderr == f"tasuki: error: {log} cannot be replayed: it has no request\n"
+    assert done.exit_code == code
 
 
 @pytest.mark.parametrize("key", ["secret\n", "sécret"])

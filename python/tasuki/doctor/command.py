@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tasuki.command_line import described
+from tasuki.errors import ERROR_PREFIX
 
 
 def doctor(
@@ -84,7 +86,8 @@ def doctor(
 ) -> None:
     """Look at a fleet that runs (Tasuki, vLLM, SGLang) and say what is wrong, and what to do.
 
-    Exit status 0: nothing was found, 1: something was, 2: it could not be looked at.
+    Exit status 0: nothing was found, 1: something was, 2: it could not be looked at, or nothing was
+    found and the request log cannot be replayed.
     """
     from tasuki.doctor.address import Address
     from tasuki.doctor.advice import advice
@@ -134,8 +137,16 @@ def doctor(
     look = Look.at([Address.of(text) for text in dict.fromkeys(addresses)], settings)
     look.fleet.expected = expected
     prefill, decode = (len(look.fleet.of_role(role)) for role in ("prefill", "decode"))
+    not_replayed: DoctorError | None = None
     if request_log is not None and prefill and decode:
-        look.fleet.advice = advice(request_log, prefill, decode)
+        try:
+            look.fleet.advice = advice(request_log, prefill, decode)
+        except DoctorError as error:
+            not_replayed = error
     outcomes = {name: check(look.fleet) for name, check in CHECKS.items()}
     print(as_json(look, outcomes) if json else as_text(look, outcomes))
-    raise typer.Exit(exit_code(outcomes))
+    code = exit_code(outcomes)
+    if not_replayed is not None:
+        print(f"{ERROR_PREFIX}{not_replayed}", file=sys.stderr)
+        code = code or not_replayed.exit_code
+    raise typer.Exit(code)
