@@ -167,6 +167,31 @@ signal.pause()
     until(lambda: has_ended(source), "the end of the source")
 
 
+def test_the_source_ends_silently_with_a_reader_that_ended_before_it_began() -> None:
+    code = """
+import multiprocessing, os, signal
+from tasuki.linkbench.source import be_source
+context = multiprocessing.get_context("spawn")
+pipe, theirs = context.Pipe()
+child = context.Process(target=be_source, args=(theirs, "cpu", "tcp"), daemon=True)
+child.start()
+theirs.close()
+os.kill(child.pid, signal.SIGSTOP)
+print(child.pid, flush=True)
+signal.pause()
+"""
+    words = [sys.executable, "-c", code]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **pipes) as reader:
+        assert reader.stdout is not None
+        source = psutil.Process(int(reader.stdout.readline()))
+        reader.terminate()
+        reader.wait(30)
+        source.send_signal(signal.SIGCONT)
+        assert reader.communicate(timeout=120) == ("", "")  # until the source has closed them too
+    until(lambda: has_ended(source), "the end of the source")
+
+
 def test_ctrl_c_is_for_the_reader_alone() -> None:
     before = signal.getsignal(signal.SIGINT)
     with run._source_of(SETUP):

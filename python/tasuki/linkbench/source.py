@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import socket
 import struct
@@ -218,7 +219,9 @@ def be_source(pipe: Connection, device: str, transport: str) -> None:
         device: Where its memory is.
         transport: As in `create_transport`.
     """
-    os.environ[PARENT_VARIABLE] = str(os.getppid())
+    # The process that started this one, which may have ended: `getppid` would say its successor.
+    if (reader := multiprocessing.parent_process()) is not None:
+        os.environ[PARENT_VARIABLE] = str(reader.pid)
     follow_parent()  # also where a signal ends it, which asks no daemon process to go
     try:
         source = Source("127.0.0.1", 0, device, transport)
