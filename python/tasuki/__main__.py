@@ -1,4 +1,4 @@
-"""The command `tasuki`, also as `python -m tasuki`. Ctrl-C ends it without a traceback at any time."""
+"""The command `tasuki`, also as `python -m tasuki`: Ctrl-C ends it without a traceback."""
 
 from __future__ import annotations
 

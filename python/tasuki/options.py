@@ -52,6 +52,8 @@ class Option:
         """What could stand in place of a value that is refused; None: it is allowed."""
         if self.choices and value not in self.choices:
             return f"one of {', '.join(self.choices)}"
+        if value == "":  # such as a variable of a script that is not set
+            return "a value that is not empty, or leave the option out"
         low, high = self.bounds
         if not ((low is None or value >= low) and (high is None or value <= high)):  # also NaN
             return f"a value from {low}" + ("" if high is None else f" to {high}")

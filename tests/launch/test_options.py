@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -87,6 +88,24 @@ def test_serve_takes_its_model_with_and_without_the_option(
 def test_two_models_are_refused() -> None:
     refused = CliRunner().invoke(app, ["serve", "one", "--model", "other"])
     assert "the model is one and --model other: give one of them" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--model", "--model is ''"),
+        ("--host", "--host is ''"),
+        ("--worker-host", "--worker-host is ''"),
+        ("--rdma-devices", "rdma_devices is ''|rdma-devices is ''"),
+        ("--tenant-header", "--tenant-header is ''"),
+        ("--api-key-env", "--api-key-env is ''"),
+        ("--metrics-listen", "--metrics-listen is ''"),
+    ],
+)
+def test_an_empty_value_is_refused(option: str, says: str) -> None:
+    words = ["serve", "--prefill", "1", option, "", "--dry-run"]
+    done = CliRunner().invoke(app, words)
+    assert re.search(f"({says}): (give|use) a value.* leave the option out", str(done.exception))
 
 
 def test_every_option_of_a_worker_survives_the_command_line() -> None:

@@ -57,6 +57,16 @@ def test_names_that_cannot_be_folders_are_refused() -> None:
         resolve_model("x" * 300)
 
 
+def test_an_empty_name_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_model(tmp_path / "model")
+    monkeypatch.chdir(tmp_path / "model")
+    for find in (resolve_model, model_path, config_folder):
+        with pytest.raises(FetchError, match="no model '': give"):
+            find("")
+
+
 def test_what_is_there_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("nothing may be run")

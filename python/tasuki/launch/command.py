@@ -148,7 +148,7 @@ def serve(
         check_socket(control_socket)  # before the plan, which may fetch the model
     if None not in (name, model) and name != model:
         raise ConfigError(f"the model is {name} and --model {model}: give one of them")
-    model = name or model or "smollm2-135m"
+    model = next((given for given in (name, model) if given is not None), "smollm2-135m")
     by_role = {"prefill": prefill_option, "decode": decode_option, "mixed": mixed_option}
     ranks: tuple[tuple[str, int], ...]
     ranks = (("prefill", tp_prefill), ("decode", tp_decode), ("mixed", tp_mixed))

@@ -201,6 +201,10 @@ class ServeConfig:
         return dict(self.hosts).get(role, 1)
 
     def __post_init__(self) -> None:
+        for name in ("model", "host", "worker_host"):
+            if not getattr(self, name):
+                flag = name.replace("_", "-")
+                raise LaunchError(f"--{flag} is '': give a value, or leave the option out")
         for role, ranks in self.tensor_parallel:
             if not 1 <= ranks <= MAX_RANKS:
                 raise TopologyError(f"--tp-{role} is {ranks}: use a value from 1 to {MAX_RANKS}")

@@ -85,8 +85,10 @@ def model_path(name: str) -> Path | None:
     A hub id always gives None: only the hub's own client knows its cache.
 
     Raises:
-        FetchError: `name` is a folder but not a model's, or it cannot be read.
+        FetchError: `name` is empty, or a folder but not a model's, or it cannot be read.
     """
+    if not name:  # which `Path` takes for the current folder
+        refuse_absent(name)
     folder = Path(os.path.expanduser(name))  # as it is where there is no such home folder
     try:
         is_folder = folder.is_dir()
