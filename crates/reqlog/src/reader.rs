@@ -1,8 +1,9 @@
 //! Reads a log back: who began like whom becomes names of chunks again.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -68,6 +69,23 @@ pub struct Log {
     pub skipped: usize,
 }
 
+/// Refuses what reading would wait for, or would not end: devices, and pipes but those that are open
+/// already, such as `<(zcat LOG.gz)` in a shell.
+fn check_kind(path: &Path) -> io::Result<()> {
+    let kind = fs::metadata(path)?.file_type();
+    let is_open = path.starts_with("/dev") || path.starts_with("/proc");
+    if kind.is_file() || (kind.is_fifo() && is_open) {
+        return Ok(());
+    }
+    let what = match kind {
+        kind if kind.is_dir() => "a folder",
+        kind if kind.is_fifo() => "a named pipe",
+        kind if kind.is_socket() => "a socket",
+        _ => "a device",
+    };
+    Err(io::Error::other(format!("it is {what}; give a file")))
+}
+
 impl Log {
     /// # Errors
     ///
@@ -77,6 +95,7 @@ impl Log {
             path: path.to_owned(),
             source,
         };
+        check_kind(path).map_err(fail)?;
         let mut lines = BufReader::new(File::open(path).map_err(fail)?).split(b'\n');
         let first = lines.next().transpose().map_err(fail)?;
         let header = header(path, &first.unwrap_or_default())?;
@@ -193,4 +212,30 @@ fn names(records: &[Option<Record>]) -> Vec<Vec<u64>> {
         names.push(own);
     }
     names
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_is_named_before_it_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let refused = |path: &Path, what: &str| {
+            let said = Log::read(path).unwrap_err().to_string();
+            let expected = format!("cannot read {}: it is {what}; give a file", path.display());
+            assert_eq!(said, expected);
+        };
+        refused(folder.path(), "a folder");
+        refused(Path::new("/dev/null"), "a device");
+        let _listening = UnixListener::bind(at("socket")).unwrap();
+        refused(&at("socket"), "a socket");
+        let made = Command::new("mkfifo").arg(at("pipe")).status();
+        assert!(made.unwrap().success());
+        refused(&at("pipe"), "a named pipe");
+    }
 }
