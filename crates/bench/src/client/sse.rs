@@ -4,7 +4,7 @@
 //! An event ends with its line: the answers of every known server have one
 //! `data` line an event. Comments and other fields are skipped.
 
-use memchr::memchr;
+use memchr::memchr2;
 
 /// Cuts a stream of bytes into events.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ impl SseReader {
         mut take: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         if !self.rest.is_empty() {
-            let Some(end) = memchr(b'\n', bytes) else {
+            let Some(end) = memchr2(b'\n', b'\r', bytes) else {
                 self.rest.extend_from_slice(bytes);
                 return Ok(());
             };
@@ -36,7 +36,7 @@ impl SseReader {
                 take(data)?;
             }
         }
-        while let Some(end) = memchr(b'\n', bytes) {
+        while let Some(end) = memchr2(b'\n', b'\r', bytes) {
             if let Some(data) = data_of(&bytes[..end]) {
                 take(data)?;
             }
@@ -90,6 +90,7 @@ mod tests {
         }
         let bytes: Vec<&[u8]> = STREAM.chunks(1).collect();
         assert_eq!(read(&bytes), whole);
+        assert_eq!(read(&[b"data: 1\r\rdata: 2\r"]), ["1", "2"]);
     }
 
     #[test]
