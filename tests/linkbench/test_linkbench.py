@@ -181,8 +181,8 @@ print(child.pid, flush=True)
 signal.pause()
 """
     words = [sys.executable, "-c", code]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, text=True, **pipes) as reader:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, text=True, stdout=pipe, stderr=pipe) as reader:
         assert reader.stdout is not None
         source = psutil.Process(int(reader.stdout.readline()))
         reader.terminate()
