@@ -323,9 +323,12 @@ impl Parts {
 fn error_event(ending: &Ending) -> Bytes {
     let data = match ending {
         Ending::Error(error) => serde_json::to_vec(&error.body()).ok(),
-        // On one line, whoever wrote it.
+        // On one line, whoever wrote it, and with the name that clients look for.
         Ending::Refused(answer) => answer.get::<Answer>().and_then(|answer| {
-            let said: serde_json::Value = serde_json::from_slice(&answer.bytes).ok()?;
+            let mut said: serde_json::Value = serde_json::from_slice(&answer.bytes).ok()?;
+            if said.get("object").is_some_and(|object| object == "error") {
+                said = json!({"error": said});
+            }
             serde_json::to_vec(&said).ok()
         }),
     };

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use axum::body::Bytes;
 use memchr::memmem::Finder;
-use memchr::{memchr, memrchr_iter};
+use memchr::{memchr2, memrchr2_iter};
 use serde::Deserialize;
 
 use super::request::Usage;
@@ -51,13 +51,29 @@ impl Splitter {
     }
 }
 
-/// Behind the last empty line; 0 if there is none.
+/// Behind the last empty line; 0 if there is none. Lines end with LF, CR or both; the LF of an
+/// empty line's CR may come later, as an empty line of its own, which is no event.
 fn last_end(bytes: &[u8]) -> usize {
-    let mut ends = memrchr_iter(b'\n', bytes).map(|at| at + 1);
-    let is_empty_line =
-        |end: &usize| [&b"\n\n"[..], b"\r\n\r\n"].map(|e| bytes[..*end].ends_with(e));
-    ends.find(|end| is_empty_line(end).contains(&true))
-        .unwrap_or(0)
+    let mut ends = memrchr2_iter(b'\n', b'\r', bytes).map(|at| at + 1);
+    let is_empty_line = |end: &usize| {
+        let empty = [&b"\n\n"[..], b"\n\r\n", b"\n\r", b"\r\r"];
+        empty.iter().any(|empty| bytes[..*end].ends_with(empty))
+    };
+    ends.find(is_empty_line).unwrap_or(0)
+}
+
+/// Lines with their ends.
+pub fn lines(events: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = events;
+    std::iter::from_fn(move || {
+        let end = match memchr2(b'\n', b'\r', rest) {
+            Some(at) if rest[at..].starts_with(b"\r\n") => at + 2,
+            Some(at) => at + 1,
+            None => rest.len(),
+        };
+        let line = rest.split_off(..end)?;
+        (!line.is_empty()).then_some(line)
+    })
 }
 
 /// The data of whole events, one after another; comments have none.
@@ -68,14 +84,11 @@ pub fn data(events: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// The same, each with where its line begins.
 pub fn located(events: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut at = 0;
-    let lines = std::iter::from_fn(move || {
+    lines(events).filter_map(move |line| {
         let start = at;
-        let rest = events.get(start..).filter(|rest| !rest.is_empty())?;
-        let length = memchr(b'\n', rest).map_or(rest.len(), |end| end + 1);
-        at += length;
-        Some((start, &rest[..length]))
-    });
-    lines.filter_map(|(start, line)| Some((start, line.strip_prefix(b"data:")?.trim_ascii())))
+        at += line.len();
+        Some((start, line.strip_prefix(b"data:")?.trim_ascii()))
+    })
 }
 
 pub const DONE: &[u8] = b"[DONE]";
@@ -116,14 +129,8 @@ impl<'a> Data<'a> {
         if data == DONE {
             return Self::Done;
         }
-        if data.starts_with(br#"{"error""#) {
-            #[derive(Deserialize)]
-            struct Failed<'a> {
-                #[serde(borrow)]
-                error: ErrorDetail<'a>,
-            }
-            let failed = serde_json::from_slice::<Failed<'_>>(data);
-            return Self::Error(failed.map(|failed| failed.error).unwrap_or_default());
+        if let Some(error) = error_of(data) {
+            return Self::Error(error);
         }
         if ABORT.find(data).is_some()
             && let Some(error) = aborted(data)
@@ -141,6 +148,24 @@ impl<'a> Data<'a> {
             false => Self::Other(usage),
         }
     }
+}
+
+/// A worker's error: `{"error":{...}}`, or of vLLM's older versions `{"object":"error",...}`.
+fn error_of(data: &[u8]) -> Option<ErrorDetail<'_>> {
+    #[derive(Deserialize)]
+    struct Failed<'a> {
+        #[serde(borrow)]
+        error: ErrorDetail<'a>,
+    }
+    let first = data.strip_prefix(b"{")?.trim_ascii_start();
+    if first.starts_with(br#""error""#) {
+        let failed = serde_json::from_slice::<Failed<'_>>(data);
+        return Some(failed.map(|failed| failed.error).unwrap_or_default());
+    }
+    let value = first.strip_prefix(br#""object""#)?.trim_ascii_start();
+    let value = value.strip_prefix(b":")?.trim_ascii_start();
+    let is_error = value.starts_with(br#""error""#);
+    is_error.then(|| serde_json::from_slice(data).unwrap_or_default())
 }
 
 /// The `usage` of an answer or of a chunk.
@@ -227,20 +252,27 @@ mod tests {
 
     #[test]
     fn events_come_out_whole_however_they_are_cut() {
-        let stream = b"data: {\"a\":1}\n\n: note\n\ndata: {\"b\":2}\r\n\r\ndata: [DONE]\n\n";
-        for size in 1..stream.len() {
+        let lines = "data: {\"a\":1}\n\n: note\n\ndata: {\"b\":2}\n\ndata: [DONE]\n\n";
+        let mixed = lines.replace("2}\n\n", "2}\r\n\r\n");
+        let others = ["\n", "\r\n", "\r"].map(|end| lines.replace('\n', end));
+        let sizes = |stream: String| (1..stream.len()).map(move |size| (stream.clone(), size));
+        for (stream, size) in others.into_iter().chain([mixed]).flat_map(sizes) {
             let mut splitter = Splitter::default();
             let mut all = Vec::new();
-            for part in stream.chunks(size) {
+            for part in stream.as_bytes().chunks(size) {
                 let whole = splitter.push(Bytes::copy_from_slice(part)).expect("short");
-                assert!(whole.is_empty() || whole.ends_with(b"\n"), "{whole:?}");
+                assert!(whole.last().is_none_or(|end| b"\r\n".contains(end)));
                 assert!(data(&whole).all(|d| d.ends_with(b"}") || d == DONE));
                 assert_eq!(last_end(&splitter.0), 0, "a whole event waits");
                 all.extend_from_slice(&whole);
             }
-            assert_eq!(all, stream, "in parts of {size}");
+            assert!([&b""[..], b"\n"].contains(&&*splitter.0), "{stream:?}");
+            all.append(&mut splitter.0);
+            assert_eq!(all, stream.as_bytes(), "in parts of {size}");
             let found: Vec<_> = data(&all).collect();
             assert_eq!(found, [&b"{\"a\":1}"[..], b"{\"b\":2}", DONE]);
+            let starts = located(&all).map(|(start, _)| &all[start..start + 5]);
+            assert!(starts.eq([b"data:"; 3]));
         }
     }
 
@@ -299,13 +331,19 @@ mod tests {
         ] {
             assert_eq!(Data::of(text, true), Data::Token(None));
         }
-        let error = br#"{"error": {"message": "no \"room\"", "type": "x", "code": 500}}"#;
-        let Data::Error(error) = Data::of(error, true) else {
-            panic!("an error");
-        };
-        assert_eq!(
-            (&*error.message, error.status()),
-            ("no \"room\"", Some(500))
-        );
+        for error in [
+            &br#"{"error": {"message": "no \"room\"", "type": "x", "code": 500}}"#[..],
+            br#"{ "error":{"message":"no \"room\"","code":"500"}}"#,
+            br#"{"object":"error","message":"no \"room\"","type":"x","param":null,"code":500}"#,
+            br#"{"object": "error", "message": "no \"room\"", "code": 500}"#,
+        ] {
+            let Data::Error(error) = Data::of(error, true) else {
+                panic!("an error");
+            };
+            let found = (&*error.message, error.status());
+            assert_eq!(found, ("no \"room\"", Some(500)));
+        }
+        let named = br#"{"object":"text_completion","choices":[{"text":"\"error\""}]}"#;
+        assert_eq!(Data::of(named, true), Data::Token(None));
     }
 }

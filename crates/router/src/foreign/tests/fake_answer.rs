@@ -44,7 +44,11 @@ impl Shape {
             let reason = json!({"type": "abort", "message": "planted", "status_code": code});
             return json!({"text": "", "meta_info": {"id": self.id, "finish_reason": reason}});
         }
-        json!({"error": {"message": "planted", "code": code}})
+        match self.chat {
+            true => json!({"error": {"message": "planted", "code": code}}),
+            // As older versions of vLLM have it.
+            false => json!({"object": "error", "message": "planted", "code": code}),
+        }
     }
 
     pub fn usage(&self, tokens: usize) -> String {

@@ -203,10 +203,10 @@ async fn an_error_event_of_a_worker_is_a_failure() {
     let (router, workers, fabric) = fleet(&["", ""]).await;
     // Before the first token: elsewhere.
     workers[0].set(|manner| manner.error_after = Some((0, 500)));
-    for _ in 0..2 {
-        let got = router
-            .post(CHAT, &STREAM.replace(r#""prompt":"a""#, r#""messages":[]"#))
-            .await;
+    let chat = STREAM.replace(r#""prompt":"a""#, r#""messages":[]"#);
+    let paths = [(CHAT, &*chat), (COMPLETIONS, STREAM)];
+    for (path, body) in paths.repeat(2) {
+        let got = router.post(path, body).await;
         assert_eq!(said(&got.body).0, words(4), "{}", got.body);
         assert!(!got.body.contains("planted"));
     }
@@ -215,11 +215,14 @@ async fn an_error_event_of_a_worker_is_a_failure() {
         workers
             .iter()
             .for_each(|w| w.set(|manner| manner.error_after = Some((2, code))));
-        let got = router.post(COMPLETIONS, STREAM).await;
-        assert_eq!(got.body.matches("event: error").count(), 1, "{}", got.body);
-        let (text, error) = got.body.split_once("event: error").unwrap();
-        assert_eq!(said(text).0, words(2));
-        assert!(error.contains(says) && !error.contains("[DONE]"), "{error}");
+        for (path, body) in paths {
+            let got = router.post(path, body).await;
+            assert_eq!(got.body.matches("event: error").count(), 1, "{}", got.body);
+            let (text, error) = got.body.split_once("event: error\n").unwrap();
+            assert_eq!(said(text).0, words(2));
+            assert!(error.contains(says) && !error.contains("[DONE]"), "{error}");
+            assert!(error.starts_with(r#"data: {"error":{"#), "{error}");
+        }
     }
     fabric.check();
 }

@@ -121,7 +121,7 @@ pub fn merge(answer: &[u8], prefill: &PromptLogprobs) -> Option<Vec<u8>> {
 /// The same for whole events.
 pub fn merge_events(received: &[u8], prefill: &PromptLogprobs) -> Vec<u8> {
     let mut merged = Vec::with_capacity(received.len());
-    for line in received.split_inclusive(|byte| *byte == b'\n') {
+    for line in events::lines(received) {
         let data = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii);
         match data.and_then(|data| merge(data, prefill)) {
             Some(data) => {
