@@ -44,6 +44,8 @@ const NOT_SERVED: &[(&str, &str)] = &[
         " Nothing is stored here: send the requests themselves.",
     ),
 ];
+const NO_PROXY: &str = " CONNECT asks for a proxy, and this server is none: take it out of the client's proxy \
+     settings (HTTPS_PROXY, HTTP_PROXY).";
 const TEXT_ALONE: &str = " The workers generate text alone; ask a server of such models directly.";
 
 /// Everything that clients are served.
@@ -209,7 +211,10 @@ fn metrics_page(app: &App) -> impl IntoResponse + use<> {
 async fn unknown_path(request: Request) -> ApiError {
     let path = quoted_path(&request);
     let known = NOT_SERVED.iter().find(|(start, _)| path.starts_with(start));
-    let instead = known.map_or("", |(_, instead)| instead);
+    let instead = match request.method() {
+        &Method::CONNECT => NO_PROXY,
+        _ => known.map_or("", |(_, instead)| instead),
+    };
     ApiError::UnknownPath { path, instead }
 }
 
@@ -221,10 +226,11 @@ async fn wrong_method(request: Request) -> ApiError {
 }
 
 fn quoted_path(request: &Request) -> String {
-    request
-        .uri()
-        .path()
-        .chars()
-        .take(MAX_QUOTED_CHARS)
-        .collect()
+    let uri = request.uri();
+    // The target of CONNECT is a host and a port.
+    let path = match uri.path() {
+        "" => uri.authority().map_or("", |authority| authority.as_str()),
+        path => path,
+    };
+    path.chars().take(MAX_QUOTED_CHARS).collect()
 }

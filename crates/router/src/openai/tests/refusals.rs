@@ -1,10 +1,11 @@
 use std::sync::Arc;
 
-use axum::http::StatusCode;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
 use serde_json::{Value, json};
 use tasuki_policy::NoPlacement;
 
-use super::{get, post, post_bytes, saying};
+use super::{get, post, post_bytes, saying, send};
 use crate::app::{App, HttpSettings};
 use crate::testing::{FakeGenerator, MODEL, TestModel, app, settings};
 
@@ -234,6 +235,12 @@ async fn paths_and_methods_that_are_not_there() {
         let said = refusal(&app, path, json!({}), StatusCode::NOT_FOUND).await;
         assert!(said.contains(path) && said.contains(says), "{said}");
     }
+    let tunnel = Request::connect("models.test:443").body(Body::empty());
+    let said = send(&app, tunnel.unwrap()).await.json()["error"]["message"].to_string();
+    assert!(
+        said.contains("no models.test:443 here. CONNECT asks for a proxy"),
+        "{said}"
+    );
     let answer = get(&app, "/v1/nothing").await;
     assert_eq!(answer.status, StatusCode::NOT_FOUND);
     assert!(answer.json()["error"]["message"].is_string());
