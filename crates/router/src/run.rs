@@ -1,5 +1,6 @@
 //! The life of the router's process: start, serve, drain, exit.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -64,10 +65,21 @@ enum StartError {
     System(#[from] std::io::Error),
 }
 
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is no UTF-8, which this command requires: rename the file or the folder")]
+struct WordError(OsString);
+
 /// Runs `tasuki router` with these arguments (the program's name not among
 /// them) until it is told to end. Returns the exit code.
-pub fn run(arguments: Vec<String>) -> i32 {
-    let words = std::iter::once("tasuki router".to_owned()).chain(arguments);
+pub fn run(arguments: impl IntoIterator<Item: Into<OsString>>) -> i32 {
+    let words = match in_utf8(arguments) {
+        Ok(words) => words,
+        Err(error) => {
+            eprintln!("tasuki router: {error}");
+            return USAGE;
+        }
+    };
+    let words = std::iter::once("tasuki router".to_owned()).chain(words);
     let args = match RouterArgs::parse_from_words(words) {
         Ok(args) => args,
         Err(error) => {
@@ -82,6 +94,11 @@ pub fn run(arguments: Vec<String>) -> i32 {
             FAILED
         }
     }
+}
+
+fn in_utf8(words: impl IntoIterator<Item: Into<OsString>>) -> Result<Vec<String>, WordError> {
+    let words = words.into_iter().map(|word| word.into().into_string());
+    words.map(|word| word.map_err(WordError)).collect()
 }
 
 fn start(args: RouterArgs) -> Result<(), StartError> {
@@ -275,5 +292,23 @@ impl Signals {
             _ = self.interrupt.recv() => Told::Interrupt,
             _ = self.terminate.recv() => Told::Terminate,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    #[test]
+    fn an_argument_that_is_no_utf8_is_named() {
+        let word = OsString::from_vec(b"--model=/m/\xff".to_vec());
+        let said = in_utf8([word.clone()]).unwrap_err().to_string();
+        assert!(
+            said.starts_with(r#""--model=/m/\xFF" is no UTF-8"#),
+            "{said}"
+        );
+        assert_eq!(run([word]), USAGE);
     }
 }
