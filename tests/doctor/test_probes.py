@@ -100,8 +100,10 @@ def test_a_probe_that_is_late_is_a_finding_unless_requests_wait_there() -> None:
         worker = Worker("worker", "tasuki", "mixed")
         worker.scrapes.add(0.0, {"waiting": waiting})
         time_workers([(worker, late)], PLAN, lambda: False)
-        assert worker.probe_error == "no answer within 30 s"
-        assert len(CHECKS["errors"](Fleet([worker])).findings) == findings, waiting
+        assert worker.probe_error == "no answer within 30 s (--timeout-s)"
+        found = CHECKS["errors"](Fleet([worker])).findings
+        assert len(found) == findings, waiting
+        assert all("it may only be slow: wait longer" in each.remedy for each in found)
 
 
 def test_a_worker_that_says_nothing_is_late() -> None:

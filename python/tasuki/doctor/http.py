@@ -29,7 +29,7 @@ class LateError(NoAnswerError):
     """A request that was not answered in time: by the server's fault, unless it has a queue."""
 
     def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"no answer within {timeout_s:g} s")
+        super().__init__(f"no answer within {timeout_s:g} s (--timeout-s)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Http:
     def _said(self, error: BaseException) -> str:
         reason = getattr(error, "reason", error)
         if isinstance(reason, TimeoutError):
-            return f"no answer within {self.timeout_s:g} s (--timeout-s)"
+            return str(LateError(self.timeout_s))
         if isinstance(reason, ssl.SSLCertVerificationError):
             return f"{reason}; SSL_CERT_FILE names a CA that the system does not know"
         return str(reason) or type(reason).__name__

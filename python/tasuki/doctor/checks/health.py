@@ -15,6 +15,7 @@ _FULL = 0.85  # on average: what waits next needs more than the rest
 # Statuses: 4xx are the clients', and 503 is the answer to too much load and to probes at the start.
 _OUR_FAULT = ("500", "502", "504")
 _READ_LOG = "read its log at that time: an error there has the cause"
+_READ_LOG_OR_WAIT = f"{_READ_LOG}; without one it may only be slow: wait longer (--timeout-s)"
 
 
 def workers(fleet: Fleet) -> Outcome:
@@ -57,7 +58,9 @@ def errors(fleet: Fleet) -> Outcome:
     failed += [(each.name, each.probe_error) for each in fleet.workers if each.fails]
     for name, why in failed:
         outcome.findings.append(
-            Finding(f"{name} failed a small request", (f"probe: {why}",), _READ_LOG, (name,))
+            Finding(
+                f"{name} failed a small request", (f"probe: {why}",), _READ_LOG_OR_WAIT, (name,)
+            )
         )
     for router in fleet.routers:
         if router.engine == "tasuki":
