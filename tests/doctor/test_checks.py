@@ -233,6 +233,11 @@ def test_too_few_rounds_to_tell_ask_for_more() -> None:
     assert found("slow worker", fleet) == ["b is 3.0 times as slow as its peers"]
 
 
+def test_probes_that_were_cut_short_are_counted() -> None:
+    says = "only 4 rounds of probes, where 5 are needed (--probe-budget-s), and too few tokens"
+    assert says in unseen("slow worker", Fleet([probed(name, *[0.1] * 4) for name in "ab"]))
+
+
 def test_a_worker_with_more_to_do_is_not_called_slow() -> None:
     busy = probed("busy", *[0.4] * 7, running=12.0)
     fleet = Fleet([busy, probed("a", *[0.1] * 7), probed("b", *[0.1] * 7)])

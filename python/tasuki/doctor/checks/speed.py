@@ -135,7 +135,10 @@ def _by_metrics(group: Sequence[Worker], judged: Sequence[Worker], outcome: Outc
     paces = {id(each): pace for each in group if (pace := _pace(each)) is not None}
     silent = [each.name for each in judged if id(each) not in paces]
     if silent:
-        why = next((each.probe_error for each in judged if each.probe_error), "no probes")
+        rounds = max(len(each.probes) for each in judged)
+        few = f"only {rounds} rounds of probes, where {_LEAST_ROUNDS} are needed (--probe-budget-s)"
+        probes = few if rounds else "no probes"
+        why = next((each.probe_error for each in judged if each.probe_error), probes)
         outcome.unseen.append(
             f"the pace of {', '.join(silent)}: {why}, and too few tokens in the window:"
             f" {_LEAST_TOKENS} are needed (--window-s)"
