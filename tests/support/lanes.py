@@ -18,6 +18,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 _SYSTEMS = {"bench", "cluster", "e2e", "faults", "launch", "parity", "router", "worker"}
 _LOW_PRIORITY = 10
+# Until a test at low priority counts as hung. Beside four busy processes on two cores it gets a
+# tenth of its time: a test of 30 s ran into the limit of `pyproject.toml`.
+_LOW_PRIORITY_TIMEOUT_S = 900
 
 
 def lane_of(nodeid: str) -> str:
@@ -34,11 +37,20 @@ class Lanes(LoadScopeScheduling):
 
 
 class LanePlugin:
-    """Schedules by lane; lowers the priority of a worker that takes other tests."""
+    """Schedules by lane; gives other tests a low priority and more time."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Lanes:
         return Lanes(config, log)
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        if "PYTEST_XDIST_WORKER" not in os.environ or config.getoption("timeout") is not None:
+            return
+        for item in items:
+            if lane_of(item.nodeid) != "systems" and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(_LOW_PRIORITY_TIMEOUT_S))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
