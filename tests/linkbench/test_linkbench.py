@@ -41,6 +41,14 @@ POINTS = [Point(4096, 16), Point(65_536, 1), Point(65_536, 4)]
 SETUP = Setup(repeats=3)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unhurried_source() -> Iterator[None]:
+    """A source imports torch, which takes minutes at low priority on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "_START_S", 600.0)
+        yield
+
+
 @pytest.fixture(scope="module")
 def measured() -> Iterator[Measured]:
     yield run.measure(POINTS, SETUP)
