@@ -60,6 +60,7 @@ class System:
 def system(serve: Serve, tiny_model: Path) -> System:
     words = ["--model", str(tiny_model), "--dtype", "float32", "--port", "0"]
     words += ["--prefill", "1", "--decode", "1", "--kv-memory", "50000000"]
+    words += ["--no-admission"]  # requests wait at the workers, however slow prompts are
     return System(serve(*words, "--role-preference", str(ROLE_PREFERENCE)))
 
 

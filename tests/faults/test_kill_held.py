@@ -26,7 +26,15 @@ def system(
 ) -> Deployment:
     memory = ("--kv-memory", "50000000", "--max-batched-tokens", "256")
     worker = (*memory, "--lease-s", f"{LEASE_S:g}")
-    return deploy(Options(tiny_model, prefill=request.param, decode=request.param, worker=worker))
+    return deploy(
+        Options(
+            tiny_model,
+            prefill=request.param,
+            decode=request.param,
+            worker=worker,
+            router=("--no-admission",),  # requests wait at the workers, however slow prompts are
+        )
+    )
 
 
 def open_streams(system: Deployment, references: list[Reference]) -> None:

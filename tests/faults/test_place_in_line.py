@@ -24,7 +24,7 @@ def system(tiny_model: Path, deploy: Callable[[Options], Deployment], pace: Pace
             prefill=len(PREFILL),
             decode=1,
             by_role={"decode": ("--max-running-requests", "1")},
-            router=("--strict-roles",),
+            router=("--strict-roles", "--no-admission"),  # requests wait at the workers
             modules=pace.modules("decode-0"),
         )
     )
