@@ -136,7 +136,12 @@ impl RetryCounts {
         let since = *self.no_room_since.get_or_insert(now);
         if now.saturating_sub(since) > config.refused_limit {
             return Err(ServeError::Unavailable {
-                reason: "the workers have had no room for the request for too long".to_owned(),
+                reason: format!(
+                    "for {:.0} s workers have had no room for it, the limit is {:.0} s; send less at \
+                     a time, or add workers",
+                    now.saturating_sub(since).as_secs_f64(),
+                    config.refused_limit.as_secs_f64(),
+                ),
                 retry_after_s: 10,
             });
         }
@@ -160,9 +165,12 @@ impl RetryCounts {
         let since = *self.no_budget_since.get_or_insert(now);
         if now.saturating_sub(since) > config.refused_limit {
             return Err(ServeError::Unavailable {
-                reason: "attempts fail on all workers, and the budget of retries has been used up \
-                         for too long"
-                    .to_owned(),
+                reason: format!(
+                    "attempts fail on all workers, and for {:.0} s the budget of retries has allowed \
+                     no further one, the limit is {:.0} s; see the router's log for what failed",
+                    now.saturating_sub(since).as_secs_f64(),
+                    config.refused_limit.as_secs_f64(),
+                ),
                 retry_after_s: 10,
             });
         }

@@ -34,7 +34,10 @@ fn what_is_returned_again_and_again_waits_ever_longer_and_not_for_ever() {
     }
     assert_ne!(pauses[6], pauses[7], "jitter");
     let error = case.error().expect("an end").to_string();
-    assert!(error.contains("no room"), "{error}");
+    assert!(
+        error.contains("no room for it, the limit is 120 s"),
+        "{error}"
+    );
     assert!(case.now > MachineConfig::default().refused_limit);
 }
 
