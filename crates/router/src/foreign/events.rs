@@ -150,17 +150,32 @@ impl<'a> Data<'a> {
     }
 }
 
-/// A worker's error: `{"error":{...}}`, or of vLLM's older versions `{"object":"error",...}`.
+/// A worker's error: `{"error":{...}}` or `{"error":"..."}`, or of vLLM's older versions
+/// `{"object":"error",...}`. Null is none.
 fn error_of(data: &[u8]) -> Option<ErrorDetail<'_>> {
     #[derive(Deserialize)]
     struct Failed<'a> {
         #[serde(borrow)]
-        error: ErrorDetail<'a>,
+        error: Option<Given<'a>>,
+    }
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Given<'a> {
+        Detail(#[serde(borrow)] ErrorDetail<'a>),
+        Text(String),
     }
     let first = data.strip_prefix(b"{")?.trim_ascii_start();
     if first.starts_with(br#""error""#) {
-        let failed = serde_json::from_slice::<Failed<'_>>(data);
-        return Some(failed.map(|failed| failed.error).unwrap_or_default());
+        return match serde_json::from_slice::<Failed<'_>>(data) {
+            Ok(failed) => Some(match failed.error? {
+                Given::Detail(detail) => detail,
+                Given::Text(text) => ErrorDetail {
+                    message: text.into(),
+                    code: None,
+                },
+            }),
+            Err(_) => Some(ErrorDetail::default()),
+        };
     }
     let value = first.strip_prefix(br#""object""#)?.trim_ascii_start();
     let value = value.strip_prefix(b":")?.trim_ascii_start();
@@ -343,7 +358,15 @@ mod tests {
             let found = (&*error.message, error.status());
             assert_eq!(found, ("no \"room\"", Some(500)));
         }
-        let named = br#"{"object":"text_completion","choices":[{"text":"\"error\""}]}"#;
-        assert_eq!(Data::of(named, true), Data::Token(None));
+        let Data::Error(error) = Data::of(br#"{"error":"no room"}"#, true) else {
+            panic!("an error");
+        };
+        assert_eq!((&*error.message, error.status()), ("no room", None));
+        for output in [
+            &br#"{"object":"text_completion","choices":[{"text":"\"error\""}]}"#[..],
+            br#"{"error":null,"choices":[{"text":"a"}]}"#,
+        ] {
+            assert_eq!(Data::of(output, true), Data::Token(None));
+        }
     }
 }
