@@ -197,10 +197,43 @@ fn explain(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError {
         return malformed(format!("The request body is not valid: {inner}"));
     }
     ApiError::Invalid {
-        message: format!("{path}: {inner}"),
+        message: in_words(&path, &inner.to_string()),
         param: Some(path),
         code: Some("invalid_type"),
     }
+}
+
+/// What serde found in a field and what it expected, without the names of Rust's types.
+fn in_words(path: &str, error: &str) -> String {
+    let told = error.split(" at line ").next().unwrap_or(error);
+    let kinds = ["invalid type: ", "invalid value: "];
+    let mismatch = kinds.iter().find_map(|kind| told.strip_prefix(kind));
+    let Some((found, expected)) = mismatch.and_then(|told| told.rsplit_once(", expected ")) else {
+        return format!("{path}: {told}");
+    };
+    let (kind, value) = match found.split_once(' ') {
+        Some((kind, value)) => (kind, value.rsplit('`').nth(1).unwrap_or(value)),
+        None => (found, ""),
+    };
+    let found = match kind {
+        "string" => format!("the string {value}"),
+        "sequence" => "a list".to_owned(),
+        "map" => "an object".to_owned(),
+        "integer" | "floating" | "boolean" => value.to_owned(),
+        _ => found.to_owned(),
+    };
+    let expected = match expected {
+        "i64" => format!("a whole number from {} to {}", i64::MIN, i64::MAX),
+        "u64" => format!("a whole number from 0 to {}", u64::MAX),
+        "u32" => format!("a whole number from 0 to {}", u32::MAX),
+        "f64" | "f32" => "a number".to_owned(),
+        "a boolean" => "true or false".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        "a map" => "an object".to_owned(),
+        expected if expected.starts_with("struct ") => "an object".to_owned(),
+        expected => expected.to_owned(),
+    };
+    format!("{path} is {found}, and must be {expected}")
 }
 
 fn malformed(message: String) -> ApiError {
@@ -233,11 +266,21 @@ mod tests {
 
     #[test]
     fn names_the_field_and_the_value() {
-        let text = message(br#"{"n":"two"}"#);
-        assert!(
-            text.starts_with("n: ") && text.contains("\"two\""),
-            "{text}"
-        );
+        for (json, found) in [
+            (
+                r#"{"n":"two, expected 2"}"#,
+                "the string \"two, expected 2\"",
+            ),
+            (r#"{"n":1.5}"#, "1.5"),
+            (r#"{"n":99999999999999999999}"#, "1e+20"),
+            (r#"{"n":true}"#, "true"),
+            (r#"{"n":[1]}"#, "a list"),
+            (r#"{"n":{}}"#, "an object"),
+        ] {
+            let limits = "from -9223372036854775808 to 9223372036854775807";
+            let told = format!("n is {found}, and must be a whole number {limits}");
+            assert_eq!(message(json.as_bytes()), told);
+        }
         assert!(message(b"{\"n\":1").contains("not valid JSON"));
         assert!(message(b"{} {}").contains("not valid JSON"));
         assert!(message(b"[1]").contains("not a JSON object"));

@@ -256,7 +256,11 @@ fn what_other_fields_ask_for_in_vain_is_named() {
             "reasoning.mode",
             "unknown field",
         ),
-        (json!({"metadata": {"a": 1}}), "metadata.a", "invalid type"),
+        (
+            json!({"metadata": {"a": 1}}),
+            "metadata.a",
+            "is 1, and must be a string",
+        ),
         (
             json!({"max_output_tokens": 0}),
             "max_output_tokens",
