@@ -215,7 +215,9 @@ impl App {
         let mut models = self.sglang_models();
         match requested {
             _ if models.is_empty() && self.models.is_empty() => Err(ApiError::Unavailable {
-                reason: "/generate is SGLang's, and no SGLang worker is up".to_owned(),
+                reason: "/generate is SGLang's, and no SGLang worker is up; vLLM's take \
+                         /v1/completions"
+                    .to_owned(),
                 retry_after_s: NO_WORKER_RETRY_AFTER_S,
             }),
             _ if models.is_empty() => Ok(None),
@@ -282,11 +284,19 @@ impl App {
     /// Why no worker can take a request now, to a model or to any.
     pub fn no_worker(&self, model: Option<&Model>) -> ApiError {
         let readiness = self.generator.readiness(model.map(|model| model.id));
+        let reason = readiness.err().map_or_else(
+            || "none has reported yet".to_owned(),
+            |reason| reason.to_string(),
+        );
+        let is_one = self
+            .models
+            .named()
+            .all(|(name, _)| model.is_none_or(|model| model.names.contains(name)));
         ApiError::Unavailable {
-            reason: readiness.err().map_or_else(
-                || "none has reported yet".to_owned(),
-                |reason| reason.to_string(),
-            ),
+            reason: match model {
+                Some(model) if !is_one => format!("for model {}, {reason}", model.names[0]),
+                _ => reason,
+            },
             retry_after_s: NO_WORKER_RETRY_AFTER_S,
         }
     }

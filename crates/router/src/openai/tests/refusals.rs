@@ -7,6 +7,7 @@ use tasuki_policy::NoPlacement;
 
 use super::{get, post, post_bytes, saying, send};
 use crate::app::{App, HttpSettings};
+use crate::models::Models;
 use crate::testing::{FakeGenerator, MODEL, TestModel, app, settings};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -257,7 +258,16 @@ async fn no_worker_is_503_with_the_reason() {
     let answer = post(&app, COMPLETIONS, body).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(answer.headers.contains_key("retry-after"));
-    assert!(answer.text.contains("no worker is up"));
+    assert!(answer.text.contains("request: no worker is up"));
+
+    let model = TestModel::new();
+    let named = |name: &str| (vec![name.to_owned()], Arc::clone(&model.text));
+    let two = Models::new(vec![named("a"), named("b")]);
+    let generator = Arc::new(FakeGenerator::down(NoPlacement::NoWorker));
+    let app = Arc::new(App::new(generator, two, settings()));
+    let answer = post(&app, COMPLETIONS, json!({"prompt": "x", "model": "b"})).await;
+    let says = "request: for model b, no worker is up";
+    assert!(answer.text.contains(says), "{}", answer.text);
 }
 
 #[tokio::test]
