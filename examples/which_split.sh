@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Which split suits your load? Starts colocated workers and every split of as many workers,
-# finds the highest rate at which each meets the objectives, and draws the answer.
+# Which split suits your load? Starts colocated workers and every split of as many workers, finds
+# the highest rate at which each meets the objectives, and draws the answer. On two CPU cores
+# smollm2-135m takes some 50 minutes.
 #   examples/which_split.sh MODEL [INPUT:OUTPUT] [OBJECTIVES] [WORKERS]
 set -euo pipefail
 model=${1:?a model folder, a hub id, or smollm2-135m}

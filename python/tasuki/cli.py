@@ -123,7 +123,8 @@ def plan(context: typer.Context) -> None:
         from tasuki.plot.command import draw
         from tasuki.plot.options import Options
 
-        draw("plan", [result], Options(), Path(picture))
+        for path in draw("plan", [result], Options(), Path(picture)):
+            print(f"plot: {path}")
     raise typer.Exit(code)
 
 

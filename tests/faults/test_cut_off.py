@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.chaos.schedule import LOST_S
 from support.crowd import Crowd
 from support.deployment import Deployment, Options
@@ -16,6 +17,7 @@ from support.pace import Pace
 from support.reference import Reference
 from support.waiting import until
 
+pytestmark = pytest.mark.faults
 BUSY_S = 20.0  # on a busy machine
 
 

@@ -78,7 +78,8 @@ def test_an_ending_may_be_in_capitals(tmp_path: Path) -> None:
 
 
 def test_many_figures_are_no_single_png(sweep: Path, tmp_path: Path) -> None:
-    with pytest.raises(PlotError, match=r"one PNG holds one figure, not 4 \(timeline-1, "):
+    one = r"one PNG holds one figure, not 4 \(timeline-1, .*: give a figure's name, or --load"
+    with pytest.raises(PlotError, match=one):
         plot("timeline", sweep, "-o", tmp_path / "a.png")
 
 

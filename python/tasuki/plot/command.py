@@ -119,7 +119,8 @@ def plot(
     check_out(out)
     if not sources:
         raise PlotError(f"{figure}: say which results, like `tasuki plot {figure} FOLDER`")
-    draw(figure, sources, options, out)
+    for path in draw(figure, sources, options, out):
+        print(path)
 
 
 def check_out(out: Path) -> None:
@@ -135,14 +136,17 @@ def check_out(out: Path) -> None:
         )
 
 
-def draw(figure: str, sources: list[str], options: Options, out: Path) -> None:
-    """Draw results, and print the names of the files.
+def draw(figure: str, sources: list[str], options: Options, out: Path) -> list[Path]:
+    """Draw results.
 
     Args:
         figure: The one to draw; empty: all that the results allow.
         sources: Results, as on the command line.
         options: What the command line chooses.
         out: A folder, or one file that ends in .png or .html.
+
+    Returns:
+        The files written.
 
     Raises:
         PlotError: Nothing to draw, a library is missing, or `out` cannot hold it.
@@ -155,8 +159,7 @@ def draw(figure: str, sources: list[str], options: Options, out: Path) -> None:
         raise PlotError(
             f"drawing requires {error.name}, which is not installed: pip install 'tasuki[plot]'"
         ) from error
-    for path in write(figure, sources, options, out):
-        print(path)
+    return write(figure, sources, options, out)
 
 
 plot.__doc__ = _HELP

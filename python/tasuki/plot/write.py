@@ -41,7 +41,8 @@ def write(figure: str, words: Sequence[str], options: Options, out: Path) -> lis
         names = ", ".join(path.name for path in results.skipped[:3])
         more = ", …" if len(results.skipped) > 3 else ""
         print(
-            f"tasuki: {len(results.skipped)} files are no results: {names}{more}", file=sys.stderr
+            f"tasuki: no results, and left out: {names}{more} ({len(results.skipped)})",
+            file=sys.stderr,
         )
     return _write(drawn, table(results), figure, out)
 
@@ -50,7 +51,10 @@ def _write(drawn: list[Figure], numbers: str, figure: str, out: Path) -> list[Pa
     if out.suffix.lower() == ".png":
         if len(drawn) != 1:
             names = ", ".join(each.name for each in drawn)
-            raise PlotError(f"{out}: one PNG holds one figure, not {len(drawn)} ({names})")
+            raise PlotError(
+                f"{out}: one PNG holds one figure, not {len(drawn)} ({names}): give a figure's"
+                " name, or --load, that leaves one, or a folder or a .html to --out"
+            )
         return [_whole(out, partial(write_png, drawn[0]))]
     page = partial(write_html, drawn, numbers)
     if out.suffix.lower() == ".html":

@@ -112,7 +112,7 @@ def _hashes(folder: Path) -> Check:
         compared += 1
     if not compared:
         return ok(name, "none came with the model")
-    return ok(name, f"{compared} files are as they came")
+    return ok(name, f"all files compared are as they came: {compared}")
 
 
 def _given_hashes(folder: Path) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ pub fn notes(log: &Log, requests: &[Request], others: &[Request], fleet: &Fleet)
     let mut notes = Vec::new();
     if log.skipped > 0 {
         notes.push(format!(
-            "{} lines are no records and were skipped",
+            "lines that are no records, and were skipped: {}",
             log.skipped
         ));
     }
@@ -46,7 +46,7 @@ pub fn notes(log: &Log, requests: &[Request], others: &[Request], fleet: &Fleet)
         .count();
     if several > 0 {
         notes.push(format!(
-            "{several} requests had several choices; each is replayed with one"
+            "requests with several choices, each of which is replayed with one: {several}"
         ));
     }
     let cut = requests
