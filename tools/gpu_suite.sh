@@ -63,7 +63,8 @@ part() {
   done
   PYTHONUNBUFFERED=1 timeout --kill-after=5 "$((LIMIT_S > SECONDS ? LIMIT_S - SECONDS : 1))" \
     "$python" -m pytest "${words[@]}" --confcutdir tests/gpu -m gpu -p no:cacheprovider \
-    -o faulthandler_timeout="$LIMIT_S" --no-header -v -ra --tb=short --durations=8 2>&1 |
+    -o faulthandler_timeout="$LIMIT_S" --timeout "$LIMIT_S" \
+    --no-header -v -ra --tb=short --durations=8 2>&1 |
     while IFS= read -r line; do printf '%3d %s %s\n' "$SECONDS" "${1#test_}" "$line"; done
 }
 
