@@ -12,6 +12,7 @@ from support.processes import REPOSITORY, environment
 # Interrupts the process at the import of a module, as Ctrl-C does there.
 INTERRUPTED = """
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "tasuki.bench.command":
