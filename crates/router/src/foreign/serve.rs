@@ -175,6 +175,9 @@ fn generation(
     let catalog = app.generator.catalog();
     // SGLang's requests may name adapters within the model's name, or beside it.
     let beside = estimate::lora_path(&body)?;
+    if beside.is_empty() {
+        body.remove("lora_path"); // names none, and no worker need know the field
+    }
     let bound_to = match incoming.bound_to {
         None => engines::bound_to(&body, &catalog, &incoming.model)?,
         given => given,

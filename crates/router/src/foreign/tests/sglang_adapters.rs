@@ -135,6 +135,11 @@ async fn lora_path_is_refused_where_no_sglang_worker_serves_the_model() {
         "{}",
         got.body
     );
+    for of_the_base in [r#""""#, "[null]", r#"[null,""]"#] {
+        let body = format!(r#"{{"model":"theirs","messages":[],"lora_path":{of_the_base}}}"#);
+        let got = router.post(CHAT, &body).await;
+        assert_eq!(got.status, 200, "{body} {}", got.body);
+    }
     fabric.check();
 }
 
