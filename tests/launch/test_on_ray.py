@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -145,3 +146,20 @@ def test_a_worker_that_waits_for_a_place_ends_at_the_first_signal(
         process.signal(signal.SIGTERM)
         actor.signal.remote.assert_called_once_with(signal.SIGTERM)
         killed.assert_called_once_with(actor)
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined = MagicMock()
+    monkeypatch.setattr(on_ray.ray, "init", joined)
+    with socket.socket() as bound:  # and does not listen
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        says = rf"\(ray://{address}\): no connection within 10 s \(.*; give ray://HOST:PORT"
+        with pytest.raises(LaunchError, match=says):
+            on_ray.count_gpus(f"ray://{address}")
+        joined.assert_not_called()
+        bound.listen()
+        on_ray._join(f"ray://{address}")
+    joined.assert_called_once()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -50,6 +51,7 @@ from tasuki.launch.supervisor import say
 from tasuki.launch.topology import ProcessSpec
 from tasuki.worker.config import KEY_VARIABLE
 
+_REACH_S = 10.0
 _LOOK_EVERY_S = 0.2
 _TELL_EVERY_S = 10.0
 _NODE_ID = "ray.io/node-id"  # a label that every node has
@@ -277,7 +279,10 @@ def count_gpus(on: str) -> int:
 
 def _join(on: str) -> None:
     address = on.partition("://")[2]
-    host = address.rpartition(":")[0].strip("[]")
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if port.isdecimal():
+        _reach(address, host, int(port))
     # Else Ray puts the machine's own address in place of a loopback one, and waits for it.
     own = {"_node_ip_address": host} if host.startswith("127.") or host == "::1" else {}
     try:
@@ -293,6 +298,22 @@ def _join(on: str) -> None:
         raise LaunchError(
             f"no Ray cluster can be joined ({at}): {' '.join(str(error).split())}; this machine"
             " must be one of its nodes: ray start --head, or ray start --address HOST:PORT"
+        ) from error
+
+
+def _reach(address: str, host: str, port: int) -> None:
+    """Refuse at once what nobody listens at: Ray asks there for minutes.
+
+    Raises:
+        LaunchError: No connection within `_REACH_S`.
+    """
+    try:
+        socket.create_connection((host, port), _REACH_S).close()
+    except (OSError, OverflowError) as error:
+        raise LaunchError(
+            f"no Ray cluster can be joined (ray://{address}): no connection within {_REACH_S:g} s"
+            f" ({error}); give ray://HOST:PORT as `ray start --head` printed them, on a machine"
+            " that is one of its nodes"
         ) from error
 
 
